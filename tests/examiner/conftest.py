@@ -13,15 +13,15 @@ import pytest
 @pytest.fixture(scope="package", autouse=True)
 def _sources_read_once() -> Iterator[None]:
     """Before Python 3.13 a class is looked for in its file's whole tree, several times a check."""
-    known: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+    cached: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
     find = inspect.findsource
 
     def found(thing: Any) -> Any:
         if not inspect.isclass(thing):
             return find(thing)
-        if thing not in known:
-            known[thing] = find(thing)
-        return known[thing]
+        if thing not in cached:
+            cached[thing] = find(thing)
+        return cached[thing]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inspect, "findsource", found)

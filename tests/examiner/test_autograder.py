@@ -27,16 +27,16 @@ FAULT = {"hints": ["one", "two", "three"], "title": "so", "repair": "x = 1", "li
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What `headwise check` is made to say, by the file's name."""
-    said: dict[str, Any] = {}
+    answer: dict[str, Any] = {}
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        code, report = said[Path(command[5]).name]
+        code, report = answer[Path(command[5]).name]
         return subprocess.CompletedProcess(
             command, code, json.dumps(report) if report else "", "headwise: no such name"
         )
 
     monkeypatch.setattr(GRADE["subprocess"], "run", run)
-    return said
+    return answer
 
 
 def graded(folder: Path, *options: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -56,15 +56,17 @@ def test_three_outcomes_become_points_and_words(
     answers["good.py"] = (0, {"ok": True})
     answers["bad.ipynb"] = (1, {"ok": False, "summary": "it is so", "faults": [FAULT]})
     answers["odd.py"] = (2, None)
-    found = graded(tmp_path, monkeypatch=monkeypatch)
-    assert found["score"] == 10 and found["visibility"] == "visible" and found["output"] == ""
-    assert [(one["name"], one["score"], one["max_score"], one["status"]) for one in found["tests"]] == [
+    results = graded(tmp_path, monkeypatch=monkeypatch)
+    assert results["score"] == 10 and results["visibility"] == "visible" and results["output"] == ""
+    assert [
+        (test["name"], test["score"], test["max_score"], test["status"]) for test in results["tests"]
+    ] == [
         ("bad.ipynb", 0, 10, "failed"),
         ("good.py", 10, 10, "passed"),
         ("odd.py", 0, 10, "failed"),
     ]
-    assert found["tests"][0]["output"] == "Not right yet.\none"
-    assert found["tests"][2]["output"].startswith("Not judged: headwise: no such name\n")
+    assert results["tests"][0]["output"] == "Not right yet.\none"
+    assert results["tests"][2]["output"].startswith("Not judged: headwise: no such name\n")
 
 
 def test_tasks_have_points_of_their_own_and_hints_tell_no_more_than_allowed(
@@ -74,10 +76,10 @@ def test_tasks_have_points_of_their_own_and_hints_tell_no_more_than_allowed(
     answers["steps.py:softmax"] = (0, [{"ok": True}])
     answers["steps.py:split"] = (1, {"summary": "it is so", "faults": [FAULT]})
     tasks = ("--task", "steps.py:softmax=2.5", "--task", "steps.py:split=3", "--task", "absent.py=4")
-    found = graded(tmp_path, *tasks, "--hint", "4", monkeypatch=monkeypatch)
-    assert found["score"] == 2.5 and [one["max_score"] for one in found["tests"]] == [2.5, 3, 4]
-    assert found["tests"][1]["output"] == "it is so\ncell 2, line 3: so\nInstead: x = 1"
-    assert found["tests"][2]["output"] == "absent.py was not submitted."
+    results = graded(tmp_path, *tasks, "--hint", "4", monkeypatch=monkeypatch)
+    assert results["score"] == 2.5 and [test["max_score"] for test in results["tests"]] == [2.5, 3, 4]
+    assert results["tests"][1]["output"] == "it is so\ncell 2, line 3: so\nInstead: x = 1"
+    assert results["tests"][2]["output"] == "absent.py was not submitted."
     assert GRADE["words"]({"faults": [FAULT]}, 0) == "Not right yet."
     assert GRADE["words"]({"summary": "it raises", "faults": []}, 1) == "it raises"
 
@@ -86,8 +88,8 @@ def test_a_claim_to_be_right_without_the_exit_code_gets_nothing(
     answers: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.py").touch()
-    for said in ((2, {"ok": True, "summary": "s"}), (0, None), (0, {"ok": False}), (-9, {"ok": True})):
-        answers["a.py"] = said
+    for output in ((2, {"ok": True, "summary": "s"}), (0, None), (0, {"ok": False}), (-9, {"ok": True})):
+        answers["a.py"] = output
         assert graded(tmp_path, monkeypatch=monkeypatch)["score"] == 0
     (tmp_path / "a.py").unlink()
     assert "no Python file" in graded(tmp_path, monkeypatch=monkeypatch)["output"]
@@ -136,9 +138,9 @@ def test_the_script_a_platform_starts_grades_a_real_file(tmp_path: Path) -> None
         cwd=submission,
         check=True,
     )
-    found = {one["name"]: one for one in json.loads(results.read_text("utf-8"))["tests"]}
-    assert found["mha.py"]["score"] == 0 and found["mha.py"]["output"].startswith("Not right yet.")
-    assert found["headwise.py"]["output"].startswith("Not judged: ")
+    tests = {test["name"]: test for test in json.loads(results.read_text("utf-8"))["tests"]}
+    assert tests["mha.py"]["score"] == 0 and tests["mha.py"]["output"].startswith("Not right yet.")
+    assert tests["headwise.py"]["output"].startswith("Not judged: ")
 
 
 # nbgrader
@@ -201,7 +203,7 @@ def entered(folder: Path, books: list[Book], monkeypatch: pytest.MonkeyPatch) ->
     assert script["main"]() == 0
     (book,) = books
     assert book.committed and book.address == f"sqlite:///{folder}/gradebook.db"
-    return {name: (one.manual_score, one.needs_manual_grade) for name, one in book.grades.items()}
+    return {name: (grade.manual_score, grade.needs_manual_grade) for name, grade in book.grades.items()}
 
 
 def test_points_go_into_a_gradebook_and_the_rest_to_a_person(

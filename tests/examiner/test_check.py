@@ -26,29 +26,29 @@ from planted import pairs, right, unstyled
 
 
 def singles(style: str) -> list[planted.Planted]:
-    return [one for one in planted.PLANTED if one.style == style]
+    return [single for single in planted.PLANTED if single.style == style]
 
 
 @pytest.mark.thinned(99, keep=["no scale", "split by view"])
-@pytest.mark.parametrize("one", singles("separate"), ids=lambda one: one.fault)
-def test_a_planted_fault_is_named_as_itself(one: planted.Planted) -> None:
-    verdict = judge_single(one)
+@pytest.mark.parametrize("single", singles("separate"), ids=lambda single: single.fault)
+def test_a_planted_fault_is_named_as_itself(single: planted.Planted) -> None:
+    verdict = judge_single(single)
     assert verdict.ok, verdict.said
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "one", singles("fused") + singles("einsum"), ids=lambda one: f"{one.style}-{one.fault}"
+    "single", singles("fused") + singles("einsum"), ids=lambda single: f"{single.style}-{single.fault}"
 )
-def test_a_planted_fault_is_named_as_itself_in_other_styles(one: planted.Planted) -> None:
-    verdict = judge_single(one)
+def test_a_planted_fault_is_named_as_itself_in_other_styles(single: planted.Planted) -> None:
+    verdict = judge_single(single)
     assert verdict.ok, verdict.said
 
 
 @pytest.mark.thinned(99, keep=["no v projection", "causal only in evaluation", "heads in a list"])
-@pytest.mark.parametrize("one", unstyled.UNSTYLED, ids=lambda one: one[0])
-def test_a_fault_beside_the_equations_is_named_and_nothing_else(one: tuple[str, type, str]) -> None:
-    verdict = judge_unstyled(one)
+@pytest.mark.parametrize("case", unstyled.UNSTYLED, ids=lambda case: case[0])
+def test_a_fault_beside_the_equations_is_named_and_nothing_else(case: tuple[str, type, str]) -> None:
+    verdict = judge_unstyled(case)
     assert verdict.ok, verdict.said
 
 
@@ -61,16 +61,16 @@ def test_the_right_twin_of_a_fault_beside_the_equations_passes(make: type) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("one", pairs.PAIRS, ids=lambda one: "-".join(one.faults))
-def test_two_planted_faults_are_named_as_the_pair_or_one_of_them(one: pairs.Pair) -> None:
-    verdict = judge_pair(one)
+@pytest.mark.parametrize("pair", pairs.PAIRS, ids=lambda pair: "-".join(pair.faults))
+def test_two_planted_faults_are_named_as_the_pair_or_one_of_them(pair: pairs.Pair) -> None:
+    verdict = judge_pair(pair)
     assert verdict.ok, verdict.said
 
 
 @pytest.mark.thinned(99, keep=["four linears in a list", "widths"])
-@pytest.mark.parametrize("one", right.RIGHT, ids=lambda one: one.style)
-def test_a_right_module_passes(one: right.Right) -> None:
-    verdict = judge_right(one)
+@pytest.mark.parametrize("style", right.RIGHT, ids=lambda style: style.style)
+def test_a_right_module_passes(style: right.Right) -> None:
+    verdict = judge_right(style)
     assert verdict.ok, verdict.said
 
 
@@ -85,29 +85,29 @@ def test_torchs_class_and_ours_pass(obj: Any) -> None:
 
 
 def test_a_report_says_where_it_is_right_and_where_it_parts() -> None:
-    one = next(p for p in singles("separate") if p.fault == "scale by d_model")
-    report = hw.check(one.make)
+    single = next(p for p in singles("separate") if p.fault == "scale by d_model")
+    report = hw.check(single.make)
     assert not report.ok
     assert report.faults[0].line is not None
     assert "sqrt" in report.faults[0].text or "**" in report.faults[0].text
     assert report.first_wrong is not None
     assert report.first_wrong.startswith("the scaled scores")
     assert any("position 0" in words for words in report.where_right)  # one key needs no scale
-    told = json.loads(report.to_json())
-    assert told["ok"] is False
+    data = json.loads(report.to_json())
+    assert data["ok"] is False
     assert "scale by d_model" in str(report)
     assert "scale by d_model" in report._repr_html_()
 
 
 def test_a_constant_scale_comes_with_its_number() -> None:
-    one = next(p for p in singles("einsum") if p.fault == "constant scale")
-    (named,) = hw.check(one.make).faults
+    single = next(p for p in singles("einsum") if p.fault == "constant scale")
+    (named,) = hw.check(single.make).faults
     assert named.number == pytest.approx(0.3) or named.number == pytest.approx(0.125)
 
 
 def test_what_cannot_be_told_is_said() -> None:
-    one = next(one for one in right.RIGHT if one.style == "unflatten and move")
-    report = hw.check(one.build())
+    style = next(style for style in right.RIGHT if style.style == "unflatten and move")
+    report = hw.check(style.build())
     assert any("one input" in words for words in report.not_judged)
 
 
@@ -118,14 +118,14 @@ def test_something_that_is_no_code_is_refused() -> None:
 
 def test_assert_attention_fails_with_the_name_of_the_mistake() -> None:
     hw.testing.assert_attention(nn.MultiheadAttention)
-    one = next(p for p in singles("separate") if p.fault == "no scale")
+    single = next(p for p in singles("separate") if p.fault == "no scale")
     with pytest.raises(AssertionError, match="no scale"):
-        hw.testing.assert_attention(one.make)
+        hw.testing.assert_attention(single.make)
 
 
 def test_evidence_comes_back_as_it_went(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    given = ProbeInputs(
+    inputs = ProbeInputs(
         *(torch.randn(2, 3, 4, dtype=torch.float64) for _ in range(3)), torch.rand(2, 3, 3) < 0.5
     )
     weights = Weights(*(torch.randn(4, 4) for _ in range(4)), *(torch.randn(4) for _ in range(4)))
@@ -134,8 +134,8 @@ def test_evidence_comes_back_as_it_went(tmp_path: Path) -> None:
         Conventions(("x", "mask"), self_only=True, mask_kind="bool", words=["a"]),
         {"q": Role("W.weight", "names", True)}, weights,
         [
-            ProbeCall("plain", given, given.query),
-            ProbeCall("causal", given, problem=Problem("call", "E", "m", 7)),
+            ProbeCall("plain", inputs, inputs.query),
+            ProbeCall("causal", inputs, problem=Problem("call", "E", "m", 7)),
         ],
         [Finding("f", "right", "d")], [Problem("import", "E", "m")],
     )  # fmt: skip
@@ -146,7 +146,7 @@ def test_evidence_comes_back_as_it_went(tmp_path: Path) -> None:
     assert back.findings == evidence.findings
     assert back.problems == evidence.problems
     assert back.calls[1].problem == evidence.calls[1].problem
-    assert torch.equal(back.calls[0].inputs.mask, given.mask)  # type: ignore[arg-type]
+    assert torch.equal(back.calls[0].inputs.mask, inputs.mask)  # type: ignore[arg-type]
     assert all(torch.equal(a, b) for a, b in zip(back.weights, weights, strict=True))  # type: ignore[arg-type]
 
 
@@ -191,8 +191,8 @@ def test_a_rotation_by_position_is_right_within_its_design() -> None:
 
 
 def test_what_fails_in_half_precision_alone_is_a_remark() -> None:
-    one = next(p for p in singles("separate") if p.fault == "overflow in half")
-    report = hw.check(one.make)
+    single = next(p for p in singles("separate") if p.fault == "overflow in half")
+    report = hw.check(single.make)
     assert report.ok
     assert [named.key for named in report.remarks] == ["overflow in half"]
     assert "overflow in half" in str(report)
@@ -237,7 +237,7 @@ def test_scores_that_are_returned_as_scores_are_a_remark() -> None:
 def test_a_cache_that_gives_what_all_at_once_gives_is_said_to() -> None:
     report = hw.check(unstyled.WithACache)
     assert report.ok, str(report)
-    (finding,) = (one for one in report.findings if one.name == "cache")
+    (finding,) = (finding for finding in report.findings if finding.name == "cache")
     assert (finding.verdict, finding.detail) == (
         "right",
         "step by step with its cache gives what it gives at once",
@@ -258,7 +258,7 @@ def test_a_cache_that_gives_what_all_at_once_gives_is_said_to() -> None:
 def test_a_cache_that_cannot_be_judged_is_said_and_accused_of_nothing(make: type, words: str) -> None:
     report = hw.check(make)
     assert not report.faults
-    assert any(said.startswith(words) for said in report.not_judged), report.not_judged
+    assert any(reason.startswith(words) for reason in report.not_judged), report.not_judged
 
 
 # Files
@@ -349,10 +349,10 @@ def test_a_name_that_is_not_in_the_file_is_a_users_mistake() -> None:
 
 
 def test_evidence_that_does_not_fit_together_is_a_verdict() -> None:
-    given = ProbeInputs(*(torch.randn(1, 2, 3) for _ in range(3)))
+    inputs = ProbeInputs(*(torch.randn(1, 2, 3) for _ in range(3)))
     forged = Evidence(
         "M", "class", embed_dim="wide", num_heads=0, weights=Weights(*(torch.randn(2, 2),) * 8),  # type: ignore[arg-type]
-        calls=[ProbeCall("plain", given, torch.randn(5))],
+        calls=[ProbeCall("plain", inputs, torch.randn(5))],
     )  # fmt: skip
     assert not _judge(evidence=forged).report(None).ok
 

@@ -162,7 +162,7 @@ class PositionsAdded(Plain):
     def forward(self, hidden_states, position_embeddings):
         placed = hidden_states + position_embeddings
         q, k, v = self.W_q(placed), self.W_k(placed), self.W_v(hidden_states)
-        q, k, v = (split(one, self.num_heads) for one in (q, k, v))
+        q, k, v = (split(x, self.num_heads) for x in (q, k, v))
         return self.W_o(self.join((q @ k.mT / self.divisor()).softmax(-1) @ v))
 
 
@@ -268,7 +268,7 @@ DESIGNS: dict[type[Plain], str] = {
 
 
 def words(evidence: Evidence) -> str:
-    return "; ".join(one.words for one in evidence.designs)
+    return "; ".join(design.words for design in evidence.designs)
 
 
 @pytest.mark.thinned(9)
@@ -293,7 +293,7 @@ def test_a_design_is_right_and_said(design: type[Plain]) -> None:
 def test_what_is_wrong_within_a_design_is_named(design: type[Plain], wrong: type) -> None:
     evidence = examine(type("Wrong", (wrong, design), {}), embed_dim=24, num_heads=4)
     named = {WrongScale: "scale by d_model", WrongMerge: "merge without transpose"}[wrong]
-    assert [one.key for one in judge(evidence).faults] == [named]
+    assert [fault.key for fault in judge(evidence).faults] == [named]
     assert evidence.designs
 
 
@@ -302,9 +302,9 @@ def test_what_is_wrong_within_a_design_is_named(design: type[Plain], wrong: type
 def test_a_rotation_of_ours_is_handed_over_and_said(cls: type[Plain]) -> None:
     report = check(cls)
     assert report.verdict == "right", report.summary
-    assert any("is given" in one or "is built with" in one for one in report.conventions.words)
+    assert any("is given" in words or "is built with" in words for words in report.conventions.words)
     wrong = check(type("Wrong", (WrongScale, cls), {}))
-    assert [one.key for one in wrong.faults] == ["scale by d_model"]
+    assert [fault.key for fault in wrong.faults] == ["scale by d_model"]
 
 
 def test_a_missing_causal_mask_within_rope_is_named() -> None:
@@ -313,7 +313,7 @@ def test_a_missing_causal_mask_within_rope_is_named() -> None:
             return scores.masked_fill(future(scores).tril(), -torch.inf)
 
     source = "class CausalRope:\n    def f(self, x):\n        return x.triu(1)\n"
-    faults = [one.key for one in judge(examine(CausalRope, source=source)).faults]
+    faults = [fault.key for fault in judge(examine(CausalRope, source=source)).faults]
     assert faults in (["mask ignored"], ["causal mask forgotten"])  # by names the same
 
 
@@ -322,7 +322,7 @@ def test_no_scale_without_a_bias_is_a_fault() -> None:
         def divisor(self):
             return 1.0
 
-    assert [one.key for one in check(Unscaled).faults] == ["no scale"]
+    assert [fault.key for fault in check(Unscaled).faults] == ["no scale"]
 
 
 def test_a_triangle_of_ones_added_is_no_bias_by_position() -> None:
@@ -335,7 +335,7 @@ def test_a_triangle_of_ones_added_is_no_bias_by_position() -> None:
 
 def test_latent_attention_with_a_rotary_part_of_its_own_is_not_judged() -> None:
     evidence = examine(Decoupled)
-    assert [one.kind for one in evidence.problems] == ["roles"]
+    assert [problem.kind for problem in evidence.problems] == ["roles"]
     assert "latent attention with a decoupled rotary part" in evidence.problems[0].message
     assert judge(evidence).faults == []
 
@@ -373,7 +373,7 @@ def test_an_output_projection_may_be_in_another_class(name: str, ok: bool) -> No
     Half.__name__ = name
     report = judge(examine(Half, source=BERT))
     assert report.ok is ok
-    assert [one.key for one in report.faults] == ([] if ok else ["no output projection"])
+    assert [fault.key for fault in report.faults] == ([] if ok else ["no output projection"])
 
 
 def test_a_wrapper_of_torchs_own_is_told_as_one() -> None:
@@ -385,7 +385,7 @@ def test_a_wrapper_of_torchs_own_is_told_as_one() -> None:
         def forward(self, x):
             return self.inner(x, x, x)[0]
 
-    assert [one.key for one in examine(Wrapper).designs] == ["torch inside"]
+    assert [design.key for design in examine(Wrapper).designs] == ["torch inside"]
 
 
 class Masked(Plain):

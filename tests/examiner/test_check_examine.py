@@ -186,24 +186,24 @@ def name_of(obj: Any) -> str:
 def off(evidence: Evidence) -> dict[str, float]:
     """Probe -> how far the recipe is from the output; rows that see nothing are left out."""
     assert evidence.weights is not None
-    found = {}
+    errors = {}
     for call in evidence.calls:
         assert call.problem is None and call.output is not None, (call.probe, call.problem)
         truth = recipe.run(call.inputs, evidence.weights, evidence.num_heads)
-        seen = torch.ones(truth.output.shape[:2], dtype=torch.bool)
-        seen = seen if call.inputs.mask is None else call.inputs.mask.any(-1)
+        visible = torch.ones(truth.output.shape[:2], dtype=torch.bool)
+        visible = visible if call.inputs.mask is None else call.inputs.mask.any(-1)
         assert call.output.shape == truth.output.shape, call.probe
-        size = truth.output[seen].abs().max()
-        found[call.probe] = float((call.output - truth.output)[seen].abs().max() / size)
+        size = truth.output[visible].abs().max()
+        errors[call.probe] = float((call.output - truth.output)[visible].abs().max() / size)
         if call.weights is not None:
-            assert (call.weights - truth.p)[seen[:, None].expand_as(truth.p[..., 0])].abs().max() < 1e-7, (
+            assert (call.weights - truth.p)[visible[:, None].expand_as(truth.p[..., 0])].abs().max() < 1e-7, (
                 call.probe
             )
-    return found
+    return errors
 
 
 def finding(evidence: Evidence, name: str) -> Finding:
-    return next(one for one in evidence.findings if one.name == name)
+    return next(finding for finding in evidence.findings if finding.name == name)
 
 
 @pytest.mark.thinned(8)
@@ -217,9 +217,9 @@ def test_right_styles_are_proved_on_every_probe(obj: Any) -> None:
     assert max(errors.values()) < EXACT, errors
     assert loud < 1e-7  # scores of 1e5 leave so many digits
     wrong = [
-        one
-        for one in evidence.findings
-        if one.verdict != "right" and one.name not in ("float16", "layer_past")
+        finding
+        for finding in evidence.findings
+        if finding.verdict != "right" and finding.name not in ("float16", "layer_past")
     ]
     assert not wrong, wrong
 
@@ -245,7 +245,7 @@ PAIRS = {"causal", "random mask", "padding causal"}
         (TorchFunction, "attn_mask", "bool", True, "[B, 1, T, S]", MASKED),
         (Fused, None, None, None, None, set()),
     ],
-    ids=lambda one: name_of(one) if callable(one) else "",
+    ids=lambda value: name_of(value) if callable(value) else "",
 )
 def test_masks_are_probed(
     obj: Any,
@@ -281,7 +281,7 @@ def test_conventions() -> None:
 
 @pytest.mark.thinned(keep=["a bias", "nameless"])
 @pytest.mark.parametrize(
-    ("obj", "role", "parameter", "how"),
+    ("obj", "role", "parameter", "evidence"),
     [
         (Four, "k_bias", "W_k.bias", None),
         (FourLinears, "v", "linears.2.weight", "gradients"),
@@ -291,10 +291,10 @@ def test_conventions() -> None:
     ],
     ids=["a bias", "a list", "side by side", "torch's", "nameless"],
 )
-def test_where_the_projections_were_found(obj: Any, role: str, parameter: str, how: str | None) -> None:
+def test_where_the_projections_were_found(obj: Any, role: str, parameter: str, evidence: str | None) -> None:
     projection = examined(obj).roles[role]
     assert projection.parameter == parameter
-    assert how is None or projection.how == how
+    assert evidence is None or projection.how == evidence
 
 
 def test_projections_that_have_no_parameter_of_their_own() -> None:
@@ -367,26 +367,26 @@ class CannotBuild(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("obj", "stage", "kind", "said"),
+    ("obj", "stage", "kind", "message"),
     [
         (ViewAfterTranspose, "call", "RuntimeError", "return self.W_o(out.view(B, T, E))"),
         (Quits, "call", "SystemExit", "raise SystemExit(3)"),
         (NothingBack, "call", "shape", None),
         (CannotBuild, "build", "NameError", "self.w = nn.Linear(d_model, undefined_width)  # noqa: F821"),
     ],
-    ids=lambda one: name_of(one) if callable(one) else "",
+    ids=lambda value: name_of(value) if callable(value) else "",
 )
 def test_errors_become_problems_at_the_learners_line(
-    obj: Any, stage: str, kind: str, said: str | None
+    obj: Any, stage: str, kind: str, message: str | None
 ) -> None:
     evidence = examine(obj)
     problem = evidence.problems[0]
     assert (problem.stage, problem.kind) == (stage, kind)
-    if said is None:
+    if message is None:
         assert problem.line is None
     else:
         with open(__file__, encoding="utf-8") as file:
-            assert file.read().splitlines()[problem.line - 1].strip() == said
+            assert file.read().splitlines()[problem.line - 1].strip() == message
 
 
 class DropsAlways(Fused):
@@ -433,11 +433,11 @@ class SmallFill(Leaks):
         (Four, "output dtype", "right", None),
         (Four, "train equals eval without dropout", "right", None),
     ],
-    ids=lambda one: name_of(one) if callable(one) else "",
+    ids=lambda value: name_of(value) if callable(value) else "",
 )
 def test_what_is_looked_at_beside_the_numbers(obj: Any, name: str, verdict: str, fault: str | None) -> None:
-    found = finding(examined(obj), name)
-    assert (found.verdict, found.fault) == (verdict, fault), found
+    result = finding(examined(obj), name)
+    assert (result.verdict, result.fault) == (verdict, fault), result
 
 
 class KeepsItsScale(Four):
@@ -482,7 +482,7 @@ def test_a_fill_of_minus_1e4_is_a_remark() -> None:
 
     report = check(Habit)
     assert report.ok
-    assert [one.key for one in report.remarks] == ["finite fill"]
+    assert [remark.key for remark in report.remarks] == ["finite fill"]
 
 
 def test_a_mask_that_leaks_shows_at_large_scores_alone() -> None:
@@ -493,28 +493,28 @@ def test_a_mask_that_leaks_shows_at_large_scores_alone() -> None:
 
 def test_nothing_is_left_behind() -> None:
     module = Four(24, 4)
-    before = {name: one.clone() for name, one in module.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
     examine(module)
     assert torch.equal(torch.rand(3), expected)
     assert torch.get_default_dtype() == torch.float32 and module.training
-    assert all(torch.equal(one, before[name]) for name, one in module.state_dict().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
 
 
 def test_the_process_is_left_alone_meanwhile(capsys: pytest.CaptureFixture[str]) -> None:
     """Another thread's tensors became float64, and what it printed was lost, for as long as code was examined
     here: torch's default dtype, stdout and the filters of warnings are the process's."""
-    seen: set[Any] = set()
+    dtypes: set[Any] = set()
     began, done = threading.Event(), threading.Event()
     mine = (sys.stdout, sys.stderr, list(warnings.filters))
 
     def watch() -> None:
         began.wait()
         while not done.is_set():
-            seen.add((torch.zeros(1).dtype, (torch.arange(2) / 2).dtype))
-            seen.add((sys.stdout, sys.stderr, list(warnings.filters)) == mine)
+            dtypes.add((torch.zeros(1).dtype, (torch.arange(2) / 2).dtype))
+            dtypes.add((sys.stdout, sys.stderr, list(warnings.filters)) == mine)
 
     class Speaks(Four):
         def forward(self, q, k, v):
@@ -531,7 +531,7 @@ def test_the_process_is_left_alone_meanwhile(capsys: pytest.CaptureFixture[str])
         began.set()
         done.set()
         thread.join()
-    assert seen == {(torch.float32, torch.float32), True} and evidence.weights is not None
+    assert dtypes == {(torch.float32, torch.float32), True} and evidence.weights is not None
     assert capsys.readouterr().out == "here I am\n"
 
 
@@ -539,9 +539,9 @@ def test_checks_in_several_threads_leave_the_process_as_it_was() -> None:
     """The first to end put float32 back for all, the last put back the float64 that the first had set."""
     before = list(warnings.filters)
     with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(examine, [Four, ReturnsWeights, Four]))
+        results = list(pool.map(examine, [Four, ReturnsWeights, Four]))
     assert torch.get_default_dtype() == torch.float32 and warnings.filters == before
-    for evidence in found:
+    for evidence in results:
         errors = {name: error for name, error in off(evidence).items() if not name.startswith("scores")}
         assert max(errors.values()) < EXACT
 
@@ -578,8 +578,8 @@ def test_a_warning_that_is_made_an_error_is_no_fault_of_half_precision() -> None
                 warnings.warn("slow here", stacklevel=2)
             return super().forward(q, k, v)
 
-    found = {one.name: one for one in examine(Warns).findings}["bfloat16"]
-    assert found.verdict == "unknown" and "UserWarning" in found.detail
+    half = {finding.name: finding for finding in examine(Warns).findings}["bfloat16"]
+    assert half.verdict == "unknown" and "UserWarning" in half.detail
 
 
 def test_the_default_dtype_of_one_thread() -> None:
@@ -603,15 +603,15 @@ def test_the_default_dtype_of_one_thread() -> None:
 
     for dtype in (torch.float64, torch.float32):
         with float64_environment(), by_default(dtype):
-            found = made()
+            results = made()
         before = torch.get_default_dtype()
         try:
             torch.set_default_dtype(dtype)
             expected = made()
         finally:
             torch.set_default_dtype(before)
-        for number, (one, other) in enumerate(zip(found, expected, strict=True)):
-            assert one.dtype is other.dtype and torch.equal(one, other), number
+        for number, (result, reference) in enumerate(zip(results, expected, strict=True)):
+            assert result.dtype is reference.dtype and torch.equal(result, reference), number
 
 
 class Unscaled(Four):
@@ -643,11 +643,11 @@ def test_the_verdict_is_the_same_wherever_it_is_asked_for(made: type[nn.Module],
     expected = check(made)
     with caller():
         before = state()
-        found = check(made)
+        inside = check(made)
         assert state() == before
-    for report in (expected, found):
+    for report in (expected, inside):
         report.seconds = 0.0
-    assert str(found) == str(expected) and found.ok == (made is Four)
+    assert str(inside) == str(expected) and inside.ok == (made is Four)
 
 
 def test_something_that_is_no_attention_is_said_to_be_none() -> None:
@@ -661,9 +661,9 @@ def test_it_is_quick(made: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> 
     calls, forward = [0], made.forward
 
     @functools.wraps(forward)
-    def counted(self: nn.Module, *given: Any, **named: Any) -> Any:
+    def counted(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         calls[0] += 1
-        return forward(self, *given, **named)
+        return forward(self, *args, **kwargs)
 
     monkeypatch.setattr(made, "forward", counted)
     examine(made)
@@ -832,11 +832,11 @@ class OfGlobals(nn.Module):
     [
         *(OnlyFloat32, Arrays, Tensors, Grouped),
         *(
-            pytest.param(one, marks=pytest.mark.slow)
-            for one in (MaskOfFloat32, Conv, Nested, Rows, ByTemperature, of_a_dict, per_head, OfGlobals)
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in (MaskOfFloat32, Conv, Nested, Rows, ByTemperature, of_a_dict, per_head, OfGlobals)
         ),
     ],
-    ids=lambda one: one.__name__,
+    ids=lambda kind: kind.__name__,
 )  # fmt: skip
 def test_right_code_is_right_on_its_own_terms(obj: Any) -> None:
     evidence = examined(obj)
@@ -847,7 +847,11 @@ def test_right_code_is_right_on_its_own_terms(obj: Any) -> None:
         assert float((call.output - truth.output).abs().max() / truth.output.abs().max()) < 2e-5, call.probe
         if call.weights is not None:
             assert float((call.weights - truth.p).abs().max()) < 2e-5
-    assert not [one for one in evidence.findings if one.verdict == "wrong" and one.name == "output dtype"]
+    assert not [
+        finding
+        for finding in evidence.findings
+        if finding.verdict == "wrong" and finding.name == "output dtype"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -857,7 +861,7 @@ def test_right_code_is_right_on_its_own_terms(obj: Any) -> None:
         (Arrays, {"over": 1.7}),
         (Grouped, {"interleaved": False}),
     ],
-    ids=lambda one: getattr(one, "__name__", ""),
+    ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_wrong_code_on_the_same_terms_is_not_passed(cls: type, wrong: dict[str, object]) -> None:
     """Heads of keys in another order show only where there are fewer of them than of queries."""
@@ -893,11 +897,11 @@ def test_what_we_made_up_is_not_the_learners_fault() -> None:
             self.scale = 1.0 + (cfg.wobble_factor or 0)
 
     evidence = examine(Refuses)
-    assert [one.kind for one in evidence.problems] == ["guess"] and evidence.weights is None
+    assert [problem.kind for problem in evidence.problems] == ["guess"] and evidence.weights is None
     assert "mode must be full" in evidence.problems[0].message and evidence.tried
     assert examine(Refuses, arguments={"mode": "full"}).weights is not None
     evidence = examine(Bent)
-    assert [one.kind for one in evidence.problems] == ["guess"] and not evidence.findings
+    assert [problem.kind for problem in evidence.problems] == ["guess"] and not evidence.findings
     assert "cfg.wobble_factor" in evidence.problems[0].message
 
 

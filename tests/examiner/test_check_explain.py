@@ -47,19 +47,19 @@ NASTY = [
 
 
 def data_of(text: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
-    assert found
-    return json.loads(found[1])
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert match
+    return json.loads(match[1])
 
 
 def tensor_of(held: dict[str, Any], name: str) -> Tensor:
-    one = held[name]
-    if "same" in one:
-        return tensor_of(held, one["same"])
-    raw = base64.b64decode(one["base64"])
-    code, size = {"f8": ("d", 8), "f4": ("f", 4), "u1": ("B", 1)}[one["kind"]]
+    entry = held[name]
+    if "same" in entry:
+        return tensor_of(held, entry["same"])
+    raw = base64.b64decode(entry["base64"])
+    code, size = {"f8": ("d", 8), "f4": ("f", 4), "u1": ("B", 1)}[entry["kind"]]
     numbers = struct.unpack(f"<{len(raw) // size}{code}", raw)
-    return torch.tensor(numbers, dtype=torch.float64).reshape(one["shape"])
+    return torch.tensor(numbers, dtype=torch.float64).reshape(entry["shape"])
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -70,10 +70,10 @@ def evidence_of(wrong: dict[str, Any], *, mask: Tensor | None = None) -> tuple[E
     """What an examination of a class with this fault would bring back."""
     torch.manual_seed(3)
     weights = Weights(*torch.randn(4, E, E).double().div(3), *torch.randn(4, E).double().div(3))
-    given = ProbeInputs(*torch.randn(3, 3, 7, E).double(), mask)
-    yours = recipe.run(given, weights, H, wrong)
+    inputs = ProbeInputs(*torch.randn(3, 3, 7, E).double(), mask)
+    yours = recipe.run(inputs, weights, H, wrong)
     evidence = Evidence("Mine", "class", num_heads=H, embed_dim=E, weights=weights)
-    evidence.calls = [ProbeCall("plain", given, yours.output)]
+    evidence.calls = [ProbeCall("plain", inputs, yours.output)]
     return evidence, yours
 
 
@@ -105,11 +105,11 @@ def test_the_steps_lead_to_the_modules_own_output(name: str, masked: bool, cross
     x, memory = torch.randn(2, 5, E, dtype=dtype), torch.randn(2, 7, E, dtype=dtype)
     mask = torch.rand(2, 1, 5, 7 if cross else 5) > 0.4
     mask[..., 0] = True
-    given = (x, memory, memory) if cross else (x, x, x)
+    inputs = (x, memory, memory) if cross else (x, x, x)
     if isinstance(module, nn.MultiheadAttention) and not module.batch_first:
-        given = tuple(one.transpose(0, 1) for one in given)
+        inputs = tuple(x.transpose(0, 1) for x in inputs)
     training = module.training
-    explanation = explain(module, *given, mask=mask if masked else None)
+    explanation = explain(module, *inputs, mask=mask if masked else None)
     assert explanation.first is None, explanation.verdict
     assert [step.status for step in explanation.steps if step.key in ("softmax", "output")] == [
         "same",
@@ -130,7 +130,7 @@ def test_weights_of_shared_heads_are_repeated_for_each() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "said"),
+    ("module", "message"),
     [
         (hw.MultiHeadAttention(E, H, kdim=6, vdim=6), "one width: 12, kdim=6, vdim=6"),
         (nn.MultiheadAttention(E, H, kdim=6), "one width: 12, kdim=6"),
@@ -139,8 +139,8 @@ def test_weights_of_shared_heads_are_repeated_for_each() -> None:
         (nn.Linear(E, E), "Linear is not"),
     ],
 )
-def test_modules_that_cannot_be_explained_are_refused(module: nn.Module, said: str) -> None:
-    with pytest.raises((ArgumentError, ShapeError), match=re.escape(said)):
+def test_modules_that_cannot_be_explained_are_refused(module: nn.Module, message: str) -> None:
+    with pytest.raises((ArgumentError, ShapeError), match=re.escape(message)):
         explain(module, torch.randn(1, 4, E))
 
 
@@ -301,7 +301,7 @@ def test_the_pages_types_name_what_is_written() -> None:
         "ExplainData": held, "Step": held["steps"][0], "Flow": flow, "FieldMap": flow["result"],
         "MaskWords": held["masks"][0], "Fault": held["faults"][0],
     }  # fmt: skip
-    assert {name: set(one) for name, one in written.items()} == declared
+    assert {name: set(fields) for name, fields in written.items()} == declared
 
 
 def test_faults_are_told_on_the_page() -> None:
@@ -342,8 +342,8 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     explanation = explain(hw.MultiHeadAttention(E, H), torch.randn(1, 4, E))
     place = explanation.to_html(tmp_path / "page.html")
     assert place.read_text("utf-8") == page(explanation) and list(tmp_path.iterdir()) == [place]
-    for wrong, said in (("page.txt", "must end in .html"), ("no/page.html", "existing folder")):
-        with pytest.raises(ArgumentError, match=said):
+    for wrong, message in (("page.txt", "must end in .html"), ("no/page.html", "existing folder")):
+        with pytest.raises(ArgumentError, match=message):
             explanation.to_html(tmp_path / wrong)
 
 
@@ -436,8 +436,8 @@ def run_command(*arguments: str) -> str:
 def test_the_command_explains_a_file(tmp_path: Path) -> None:
     file, out = tmp_path / "mine.py", tmp_path / "out.html"
     file.write_text(LEARNER.replace("SCALE", "self.d_model"))
-    said = run_command(f"{file}:Mine", "--out", str(out), "--trust")
-    assert "Mine differs from the expected numbers at step 4" in said and "Wrote" in said
+    output = run_command(f"{file}:Mine", "--out", str(out), "--trust")
+    assert "Mine differs from the expected numbers at step 4" in output and "Wrote" in output
     held = data_of(out.read_text("utf-8"))
     assert held["first"] == 4 and held["faults"][0]["line"] == 15 and "d_model" in held["faults"][0]["title"]
 
@@ -446,8 +446,8 @@ def test_the_command_explains_a_file(tmp_path: Path) -> None:
 def test_the_command_explains_a_right_file_in_the_terminal(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(LEARNER.replace("SCALE", "self.d_k"))
-    said = run_command(str(file), "--terminal", "--trust")
-    assert "Every step of Mine equals the expected numbers" in said and "6. Softmax" in said
+    output = run_command(str(file), "--terminal", "--trust")
+    assert "Every step of Mine equals the expected numbers" in output and "6. Softmax" in output
 
 
 def test_the_command_refuses_what_cannot_run(tmp_path: Path) -> None:
@@ -464,31 +464,31 @@ def test_the_command_refuses_what_cannot_run(tmp_path: Path) -> None:
 
 def live(style: str, fault: str) -> torch.nn.Module:
     torch.manual_seed(4)
-    one = next(p for p in planted.PLANTED if p.style == style and p.fault == fault)
-    return one.make(24, 4)
+    single = next(p for p in planted.PLANTED if p.style == style and p.fault == fault)
+    return single.make(24, 4)
 
 
 @pytest.mark.parametrize("style", ["separate", "einsum"])
 def test_a_module_of_ones_own_is_explained_in_its_own_numbers(style: str) -> None:
     module = live(style, "scale by d_model")
     query, memory = torch.randn(2, 5, 24), torch.randn(2, 6, 24)
-    found = explain(module, query, memory, memory)
-    assert found.first is not None
-    assert found.first.key == "scale"
-    (output,) = [flow.result for flow in found.steps[-1].flows]
+    explanation = explain(module, query, memory, memory)
+    assert explanation.first is not None
+    assert explanation.first.key == "scale"
+    (output,) = [flow.result for flow in explanation.steps[-1].flows]
     assert output.field == "output"
     real = module(query, memory, memory)
-    assert torch.allclose(found.yours["output"].float(), real, atol=1e-5)
+    assert torch.allclose(explanation.yours["output"].float(), real, atol=1e-5)
 
 
 @pytest.mark.thinned(8)
 @pytest.mark.parametrize(
-    "one",
+    "style",
     [r for r in right.RIGHT if r.style != "lazy layers" and isinstance(r.make, type)],
     ids=lambda r: r.style,
 )
-def test_right_modules_of_any_style_agree_with_the_expected_numbers(one: right.Right) -> None:
-    module = one.build()
+def test_right_modules_of_any_style_agree_with_the_expected_numbers(style: right.Right) -> None:
+    module = style.build()
     width = next(p.shape[-1] for p in module.parameters() if p.ndim > 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -500,11 +500,11 @@ def test_right_modules_of_any_style_agree_with_the_expected_numbers(one: right.R
 
 
 def test_a_module_whose_weights_wait_for_a_call_is_refused() -> None:
-    one = next(r for r in right.RIGHT if r.style == "lazy layers")
+    style = next(r for r in right.RIGHT if r.style == "lazy layers")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(ArgumentError, match="has lazy parameters"):
-            explain(one.build(), torch.randn(1, 3, 24))
+            explain(style.build(), torch.randn(1, 3, 24))
 
 
 def test_a_module_that_is_no_attention_is_refused() -> None:
@@ -622,21 +622,21 @@ def module_of(name: str) -> nn.Module:
     exec(DESIGNS, names)
     torch.manual_seed(5)
     module = names[name](24, 4).double()
-    for one in module.norm.parameters():
-        nn.init.normal_(one)
+    for parameter in module.norm.parameters():
+        nn.init.normal_(parameter)
     return module
 
 
-def multiplied(found: Explanation) -> None:
+def multiplied(explanation: Explanation) -> None:
     """Every step that is attention's own gives its result from the numbers that the page shows for it."""
-    x, weights, H = found.fields, found.expected.weights, found.expected.num_heads
+    x, weights, H = explanation.fields, explanation.expected.weights, explanation.expected.num_heads
     first = {name: x.get(f"{name}@0", x[name]) for name in ("q", "k", "scaled", "joined", "output")}
-    for letter, given in (("q", "query"), ("k", "key"), ("v", "value")):
-        whole = x[given] @ getattr(weights, letter).mT + getattr(weights, f"{letter}_bias")
+    for letter, name in (("q", "query"), ("k", "key"), ("v", "value")):
+        whole = x[name] @ getattr(weights, letter).mT + getattr(weights, f"{letter}_bias")
         split = whole.unflatten(-1, (H, -1)).transpose(1, 2)
         torch.testing.assert_close(first.get(letter, x[letter]), split)
     torch.testing.assert_close(x["scores"], x["q"] @ x["k"].mT)
-    torch.testing.assert_close(first["scaled"], x["scores"] * torch.tensor(found.scales)[:, None, None])
+    torch.testing.assert_close(first["scaled"], x["scores"] * torch.tensor(explanation.scales)[:, None, None])
     if "bias@0" in x:
         torch.testing.assert_close(x["scaled"], x["scaled@0"] + x["bias@0"])
     torch.testing.assert_close(x["p"], x["hidden"].softmax(-1))
@@ -649,18 +649,18 @@ def multiplied(found: Explanation) -> None:
 @pytest.mark.parametrize("name", OWN_STEPS)
 def test_a_design_is_a_step_of_its_own_and_the_steps_lead_to_the_output(name: str) -> None:
     module = module_of(name)
-    given = [torch.randn(2, 23, 24).double()] + [torch.randn(2, 9, 24).double()] * (name == "Cross")
-    found = explain(module, *given)
-    keys = [step.key for step in found.steps]
+    inputs = [torch.randn(2, 23, 24).double()] + [torch.randn(2, 9, 24).double()] * (name == "Cross")
+    explanation = explain(module, *inputs)
+    keys = [step.key for step in explanation.steps]
     assert [key for key in keys if key not in USUAL] == OWN_STEPS[name]
     assert [key for key in keys if key in USUAL] == USUAL
-    torch.testing.assert_close(found.fields["output"], module(*given))
-    assert found.first is None and "equals the expected numbers" in found.verdict
-    multiplied(found)
-    only_moved = [step for step in found.steps if "Nothing is computed" in step.words]
+    torch.testing.assert_close(explanation.fields["output"], module(*inputs))
+    assert explanation.first is None and "equals the expected numbers" in explanation.verdict
+    multiplied(explanation)
+    only_moved = [step for step in explanation.steps if "Nothing is computed" in step.words]
     assert [step.key for step in only_moved] == ["split", "concat"]
     for flow in [flow for step in only_moved for flow in step.flows]:
-        moved, was = (found.fields[one.field] for one in (flow.result, *flow.operands))
+        moved, was = (explanation.fields[name.field] for name in (flow.result, *flow.operands))
         assert torch.equal(moved.unique(), was.unique()), flow.result.field
 
 
@@ -669,13 +669,13 @@ def test_a_design_is_a_step_of_its_own_and_the_steps_lead_to_the_output(name: st
 def test_the_command_shows_a_design_as_the_function_does(name: str, tmp_path: Path) -> None:
     file, out = tmp_path / "mine.py", tmp_path / "out.html"
     file.write_text(DESIGNS)
-    found = explain_file(file, name, trust=True)
-    assert [step.key for step in found.steps if step.key not in USUAL] == OWN_STEPS[name]
-    assert found.first is None and found.checked is None
-    multiplied(found)
+    explanation = explain_file(file, name, trust=True)
+    assert [step.key for step in explanation.steps if step.key not in USUAL] == OWN_STEPS[name]
+    assert explanation.first is None and explanation.checked is None
+    multiplied(explanation)
     assert "equals the expected numbers" in run_command(f"{file}:{name}", "--out", str(out), "--trust")
     held = data_of(out.read_text("utf-8"))
-    assert [step["key"] for step in held["steps"]] == [step.key for step in found.steps]
+    assert [step["key"] for step in held["steps"]] == [step.key for step in explanation.steps]
     for step in held["steps"]:
         assert {flow["result"]["field"] for flow in step["flows"]} - {"weighted"} <= held["expected"].keys()
 
@@ -684,11 +684,11 @@ def test_shared_keys_are_shown_as_wide_as_they_are() -> None:
     module = module_of("Grouped")
     x = torch.randn(2, 5, 24).double()
     for shared in (module, hw.MultiHeadAttention(24, 4, num_kv_heads=2, dtype=torch.float64)):
-        found = explain(shared, x)
-        assert found.key_heads == (0, 0, 1, 1) and found.fields["projected_k"].shape == (2, 5, 12)
-        held = data_of(page(found))
+        explanation = explain(shared, x)
+        assert explanation.key_heads == (0, 0, 1, 1) and explanation.fields["projected_k"].shape == (2, 5, 12)
+        held = data_of(page(explanation))
         assert held["keyHeads"] == [0, 0, 1, 1] and held["expected"]["w_k"]["shape"] == [12, 24]
-        split = next(step for step in found.steps if step.key == "split")
+        split = next(step for step in explanation.steps if step.key == "split")
         assert "4 heads, which share 2 of keys and values" in split.title
         assert "K [B, S, Hk·D] = [2, 5, 12]" in "".join(split.shapes)
     assert same(tensor_of(held["expected"], "w_k"), shared.k_proj.weight.detach())
@@ -700,10 +700,10 @@ def test_a_fault_within_a_design_is_at_its_own_step(tmp_path: Path) -> None:
     names: dict[str, Any] = {}
     exec(DESIGNS + FAULTY, names)
     torch.manual_seed(5)
-    found = explain(names["Faulty"](24, 4), torch.randn(2, 9, 24))
-    assert found.first is not None
-    assert [step.key for step in found.steps if step.status == "first"] == ["scale"]
-    assert [step.status for step in found.steps if step.key == "rotate"] == ["same"]
+    explanation = explain(names["Faulty"](24, 4), torch.randn(2, 9, 24))
+    assert explanation.first is not None
+    assert [step.key for step in explanation.steps if step.status == "first"] == ["scale"]
+    assert [step.status for step in explanation.steps if step.key == "rotate"] == ["same"]
 
 
 FAULTY = """
@@ -715,9 +715,9 @@ class Faulty(Rotary):
 
 
 def test_a_scale_of_its_own_is_the_one_that_is_shown() -> None:
-    found = explain(module_of("T5"), torch.randn(1, 4, 24).double())
-    scale = next(step for step in found.steps if step.key == "scale")
-    assert scale.title == "Scale: none" and "as T5 has it" in scale.words and found.scales == (1.0,) * 4
+    explanation = explain(module_of("T5"), torch.randn(1, 4, 24).double())
+    scale = next(step for step in explanation.steps if step.key == "scale")
+    assert scale.title == "Scale: none" and "as T5 has it" in scale.words and explanation.scales == (1.0,) * 4
 
 
 def test_inputs_of_two_widths_are_refused_before_anything_runs() -> None:
@@ -738,9 +738,9 @@ def test_a_window_wider_than_every_probe_is_shown() -> None:
     exec(DESIGNS + WIDE, names)
     torch.manual_seed(5)
     module, x = names["Wide"](24, 4).double(), torch.randn(1, 50, 24).double()
-    found = explain(module, x)
-    assert "window" in {step.key for step in found.steps} and found.first is None
-    torch.testing.assert_close(found.fields["output"], module(x))
+    explanation = explain(module, x)
+    assert "window" in {step.key for step in explanation.steps} and explanation.first is None
+    torch.testing.assert_close(explanation.fields["output"], module(x))
 
 
 WIDE = """

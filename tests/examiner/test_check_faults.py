@@ -63,13 +63,13 @@ def outputs(*ways: dict[str, recipe.Step], own: Weights | None = None) -> dict[s
     steps: dict[str, recipe.Step] = {}
     for way in ways:
         steps |= way
-    found: dict[str, Tensor | None] = {}
+    by_call: dict[str, Tensor | None] = {}
     for probe in PROBES:
         try:
-            found[probe] = recipe.run(given(probe), own or weights(), H, steps).output
+            by_call[probe] = recipe.run(given(probe), own or weights(), H, steps).output
         except (RuntimeError, ValueError, IndexError):
-            found[probe] = None  # it would have crashed
-    return found
+            by_call[probe] = None  # it would have crashed
+    return by_call
 
 
 def every_way() -> list[tuple[Fault, int]]:
@@ -82,25 +82,27 @@ def every_way() -> list[tuple[Fault, int]]:
 )
 def test_every_fault_is_named_as_itself(fault: Fault, way: int) -> None:
     own = grouped() if fault.key.startswith("groups") else weights()
-    found = diagnose(evidence(outputs(dict(fault.ways[way]), own=own), own))
-    assert found.faults is not None
-    assert [made.fault.key for made in found.faults] == [fault.key], found
-    assert {made.fault.key for one in found.alike for made in one} <= {fault.key}, "and as another"
+    diagnosis = diagnose(evidence(outputs(dict(fault.ways[way]), own=own), own))
+    assert diagnosis.faults is not None
+    assert [made.fault.key for made in diagnosis.faults] == [fault.key], diagnosis
+    assert {made.fault.key for explanation in diagnosis.alike for made in explanation} <= {fault.key}, (
+        "and as another"
+    )
 
 
 @pytest.mark.parametrize("number", [0.1, 0.7, 3.0])
 def test_a_constant_scale_is_found_with_its_number(number: float) -> None:
     fault = FAULTS["constant scale"]
     assert fault.fit is not None
-    found = diagnose(evidence(outputs(dict(fault.fit(number)))))
-    assert found.faults is not None
-    assert [(made.fault.key, made.number) for made in found.faults] == [("constant scale", number)]
+    diagnosis = diagnose(evidence(outputs(dict(fault.fit(number)))))
+    assert diagnosis.faults is not None
+    assert [(made.fault.key, made.number) for made in diagnosis.faults] == [("constant scale", number)]
 
 
 def test_what_is_right_is_explained_by_nothing() -> None:
-    found = diagnose(evidence(outputs()))
-    assert found.faults == ()
-    assert max(found.errors.values()) < 1e-14
+    diagnosis = diagnose(evidence(outputs()))
+    assert diagnosis.faults == ()
+    assert max(diagnosis.errors.values()) < 1e-14
 
 
 def test_noise_of_float32_is_no_fault() -> None:
@@ -115,18 +117,18 @@ def test_noise_of_float32_is_no_fault() -> None:
     ids=lambda fault: fault.key,
 )
 def test_two_common_faults_are_named_together(first: Fault, second: Fault) -> None:
-    found = diagnose(evidence(outputs(dict(first.ways[0]), dict(second.ways[0]))))
-    assert found.faults is not None
-    names = {made.fault.key for made in found.faults}
+    diagnosis = diagnose(evidence(outputs(dict(first.ways[0]), dict(second.ways[0]))))
+    assert diagnosis.faults is not None
+    names = {made.fault.key for made in diagnosis.faults}
     assert names <= {first.key, second.key} or names == {"split and merge by view"}, names
 
 
 @pytest.mark.slow
 def test_rare_faults_are_named_in_pairs_and_nothing_is_found_where_nothing_is_to_find() -> None:
     first, second = FAULTS["scores of sums"], FAULTS["heads reversed"]
-    found = diagnose(evidence(outputs(dict(second.ways[0]), dict(first.ways[0]))))
-    assert found.faults is not None
-    assert {made.fault.key for made in found.faults} == {first.key, second.key}
+    diagnosis = diagnose(evidence(outputs(dict(second.ways[0]), dict(first.ways[0]))))
+    assert diagnosis.faults is not None
+    assert {made.fault.key for made in diagnosis.faults} == {first.key, second.key}
     noise = {
         probe: None
         if x is None
@@ -139,16 +141,16 @@ def test_rare_faults_are_named_in_pairs_and_nothing_is_found_where_nothing_is_to
 def test_of_explanations_alike_one_is_told_and_the_others_are_kept() -> None:
     x = given("plain").query
     output = recipe.run(ProbeInputs(x, x, x), weights(), H, dict(FAULTS["scores transposed"].ways[0])).output
-    seen = Evidence("L", "class", embed_dim=E, num_heads=H, weights=weights())
-    seen.calls = [ProbeCall("plain", ProbeInputs(x, x, x), output)]
-    for parameters, told, kept in (
+    facts = Evidence("L", "class", embed_dim=E, num_heads=H, weights=weights())
+    facts.calls = [ProbeCall("plain", ProbeInputs(x, x, x), output)]
+    for parameters, named, alternative in (
         (("W_q.weight", "W_k.weight"), "scores transposed", "fused order k q v"),
         (("qkv.weight[0:24]", "qkv.weight[24:48]"), "fused order k q v", "scores transposed"),
     ):
-        seen.roles = {name: Role(path, "names") for name, path in zip("qk", parameters, strict=True)}
-        found = diagnose(seen)
-        assert found.faults is not None and [made.fault.key for made in found.faults] == [told]
-        assert kept in {made.fault.key for one in found.alike for made in one}
+        facts.roles = {name: Role(path, "names") for name, path in zip("qk", parameters, strict=True)}
+        diagnosis = diagnose(facts)
+        assert diagnosis.faults is not None and [made.fault.key for made in diagnosis.faults] == [named]
+        assert alternative in {made.fault.key for explanation in diagnosis.alike for made in explanation}
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=lambda fault: fault.key)
@@ -170,11 +172,11 @@ def test_nan_belongs_where_nan_is_wanted() -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "longer memory", "random mask"])
 def test_the_recipe_and_the_reference_are_two_spellings_of_one_truth(kind: str) -> None:
-    asked = given(kind)
+    inputs = given(kind)
     w = weights()
     bare = w._replace(**{name: torch.zeros_like(getattr(w, name)) for name in w._fields if "bias" in name})
-    mask = None if asked.mask is None else Mask.dense(asked.mask[:, None])
-    output, p = reference.multi_head(*asked[:3], w.q, w.k, w.v, w.o, H, mask)
-    state = recipe.run(asked, bare, H)
+    mask = None if inputs.mask is None else Mask.dense(inputs.mask[:, None])
+    output, p = reference.multi_head(*inputs[:3], w.q, w.k, w.v, w.o, H, mask)
+    state = recipe.run(inputs, bare, H)
     assert difference(state.output, output) < 1e-14
     assert difference(state.p, p) < 1e-14

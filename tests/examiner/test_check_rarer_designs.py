@@ -88,13 +88,13 @@ class QueriesKept(nn.Module):
         return float(q.shape[-1] ** -0.5)
 
     def forward(self, agents: Tensor) -> Tensor:
-        asked = self.queries(agents)
+        projected = self.queries(agents)
         q, k, v = (
             each.unflatten(-1, (self.num_heads, -1))
-            for each in (asked, self.keys(agents), self.values(agents))
+            for each in (projected, self.keys(agents), self.values(agents))
         )
         p = (torch.einsum("bthd,bshd->bhts", q, k) * self.scale(q)).softmax(-1)
-        added: Tensor = asked + torch.einsum("bhts,bshd->bthd", p, v).flatten(2)
+        added: Tensor = projected + torch.einsum("bhts,bshd->bthd", p, v).flatten(2)
         return added
 
 

@@ -156,8 +156,8 @@ def flat(text: str) -> str:
 
 @RENDERINGS
 def test_a_right_one_is_short_and_happy(show: Rendering) -> None:
-    said = flat(show(right()))
-    assert said.startswith("✓ MyAttention computes what torch's class computes, to 4e-16. Well done!")
+    text = flat(show(right()))
+    assert text.startswith("✓ MyAttention computes what torch's class computes, to 4e-16. Well done!")
     for words in (
         "2 test inputs with torch.nn.MultiheadAttention, largest difference 4e-16",
         "plain, causal",
@@ -172,9 +172,9 @@ def test_a_right_one_is_short_and_happy(show: Rendering) -> None:
         "masks: it takes none",
         "in mha.py in 1.3 s, with these protections: user namespace, Landlock 6, limits.",
     ):
-        assert words in said
-    assert "✗" not in said
-    assert said.count("casts to float32") == 1  # the examination and the judge both say it
+        assert words in text
+    assert "✗" not in text
+    assert text.count("casts to float32") == 1  # the examination and the judge both say it
     assert len(as_plain(right()).splitlines()) <= 24
 
 
@@ -194,34 +194,34 @@ def test_a_right_one_needs_no_hint(show: Rendering, hint: int) -> None:
 
 @RENDERINGS
 def test_a_wrong_one_begins_with_what_is_wrong(show: Rendering) -> None:
-    said = show(wrong())
-    first = next(line for line in said.splitlines() if line.strip())
+    text = show(wrong())
+    first = next(line for line in text.splitlines() if line.strip())
     assert first.strip() == "✗ scale by d_model: scores are divided by sqrt(24), not sqrt(6)"
-    assert said.count(SCALE.title) == 1
+    assert text.count(SCALE.title) == 1
     for words in (SCALE.formula, SCALE.right, SCALE.why, SCALE.repair, SCALE.detail, "mha.py:41"):
-        assert words in flat(said)
-    assert re.search(r"→ 41 (│ )?scores = q @ k.mT  / self.d_model \*\* 0.5", said)  # as it was written
+        assert words in flat(text)
+    assert re.search(r"→ 41 (│ )?scores = q @ k.mT  / self.d_model \*\* 0.5", text)  # as it was written
     for words in ("right at position 0 alone of 7", "the scaled scores", "plain 0.41", "causal NaN"):
-        assert words in flat(said)
+        assert words in flat(text)
     for hint in HINTS:
-        assert hint not in said
-    assert "Well done" not in said
+        assert hint not in text
+    assert "Well done" not in text
 
 
 @RENDERINGS
 @pytest.mark.parametrize("hint", [1, 2, 3])
 def test_a_hint_gives_no_more_than_it_should(show: Rendering, hint: int) -> None:
-    said = flat(show(wrong(), hint))
-    assert said.startswith("✗ MyAttention does not yet compute the same as torch.nn.MultiheadAttention")
+    text = flat(show(wrong(), hint))
+    assert text.startswith("✗ MyAttention does not yet compute the same as torch.nn.MultiheadAttention")
     for at, words in enumerate(HINTS, 1):
-        assert (words in said) == (at <= hint)
+        assert (words in text) == (at <= hint)
     fault = SCALE
     for words in (fault.key, fault.title, fault.formula, fault.right, fault.detail, fault.why, fault.repair):
-        assert words not in said
-    assert "41" not in said and "d_model **" not in said
-    assert ("position 0 alone" in said) == (hint >= 2)
-    assert ("the scaled scores" in said) == (hint >= 3)
-    assert f"hint {hint + 1}" not in said.lower()
+        assert words not in text
+    assert "41" not in text and "d_model **" not in text
+    assert ("position 0 alone" in text) == (hint >= 2)
+    assert ("the scaled scores" in text) == (hint >= 3)
+    assert f"hint {hint + 1}" not in text.lower()
 
 
 def unjudged(message: str, kind: str = "guess", source: str = "", **facts: Any) -> Report:
@@ -265,7 +265,7 @@ def test_what_was_not_judged_is_neither_right_nor_wrong(show: Rendering) -> None
         ),
         (Problem("call", "shape", "it returned a tensor [3, 5]; the output must be [3, 7, width]"), False),
     ],
-    ids=lambda one: one.message[:24] if isinstance(one, Problem) else "",
+    ids=lambda value: value.message[:24] if isinstance(value, Problem) else "",
 )
 def test_only_what_is_the_learners_own_doing_is_wrong(problem: Problem, judged: bool) -> None:
     source = "import einops\nraise ValueError('mine')\nx = y\n"
@@ -306,10 +306,10 @@ def test_designs_and_what_cannot_be_told_apart_are_said_in_a_sentence_each(show:
 
 @RENDERINGS
 def test_two_faults_are_both_told(show: Rendering) -> None:
-    said = flat(show(wrong(SCALE, MERGE)))
-    assert said.startswith("✗ 2 mistakes: scale by d_model, and merge without transpose")
+    text = flat(show(wrong(SCALE, MERGE)))
+    assert text.startswith("✗ 2 mistakes: scale by d_model, and merge without transpose")
     for fault in (SCALE, MERGE):
-        assert said.count(fault.title) == 1 and flat(fault.repair) in said
+        assert text.count(fault.title) == 1 and flat(fault.repair) in text
     hinted = flat(show(wrong(SCALE, MERGE), 1))
     assert "2 mistakes to find" in hinted
     assert SCALE.hints[0] in hinted and MERGE.hints[0] in hinted
@@ -331,18 +331,18 @@ def test_a_repair_of_several_lines_keeps_its_lines() -> None:
 
 @RENDERINGS
 def test_an_exception_is_told_once_and_explained(show: Rendering) -> None:
-    said = flat(show(stopped()))
-    assert said.startswith("✗ Line 20, `o.view(B, T, E)`: view needs numbers that lie one after another")
-    assert said.count("RuntimeError at line 20 while it was being called") == 1
-    assert "(test inputs: plain, self, causal and 1 more): view size is not compatible." in said
-    assert said.count("Use reshape there.") == 1
+    text = flat(show(stopped()))
+    assert text.startswith("✗ Line 20, `o.view(B, T, E)`: view needs numbers that lie one after another")
+    assert text.count("RuntimeError at line 20 while it was being called") == 1
+    assert "(test inputs: plain, self, causal and 1 more): view size is not compatible." in text
+    assert text.count("Use reshape there.") == 1
 
 
 @RENDERINGS
 def test_hints_for_an_exception_climb_from_where_to_what_it_means(show: Rendering) -> None:
-    one, two, three = (flat(show(stopped(), hint)) for hint in (1, 2, 3))
-    assert one.startswith("✗ MyAttention raises an exception")
-    assert "line 20" in one and "not compatible" not in one and "one after another" not in one
+    first, two, three = (flat(show(stopped(), hint)) for hint in (1, 2, 3))
+    assert first.startswith("✗ MyAttention raises an exception")
+    assert "line 20" in first and "not compatible" not in first and "one after another" not in first
     assert "not compatible" in two and "one after another" not in two
     assert "one after another" in three and "Use reshape" not in three
 
@@ -352,8 +352,8 @@ def test_an_undefined_name_is_told_once() -> None:
     report = wrong(fault)
     report.problems = [Problem("import", "NameError", "name 'F' is not defined", 3)]
     report.explained = ["line 3 uses F"]
-    said = as_plain(report)
-    assert "import F" in said and "NameError" not in said and "Exceptions" not in said
+    text = as_plain(report)
+    assert "import F" in text and "NameError" not in text and "Exceptions" not in text
     report.errors = {}
     assert "raises an exception" in as_plain(report, 1)
 
@@ -362,10 +362,10 @@ def test_what_is_wrong_beside_the_numbers() -> None:
     report = right()
     report.ok, report.summary = False, ""
     report.findings.append(Finding("state dict complete", "wrong", "W_q is in a plain list", line=7))
-    said = as_plain(report)
-    assert said.startswith("✗ MyAttention: state dict complete (line 7): W_q is in a plain list\n")
-    one, two, three = (as_plain(report, hint) for hint in (1, 2, 3))
-    assert "state dict" not in one and "hint 2" in one
+    text = as_plain(report)
+    assert text.startswith("✗ MyAttention: state dict complete (line 7): W_q is in a plain list\n")
+    first, two, three = (as_plain(report, hint) for hint in (1, 2, 3))
+    assert "state dict" not in first and "hint 2" in first
     assert "state dict complete" in two and "plain list" not in two
     assert "plain list" in three
     fault = Named("list", "t", "", "", HINTS, "", "", detail="W_q is in a plain list")
@@ -431,15 +431,15 @@ def hostile(ok: bool) -> Report:
 @pytest.mark.parametrize("hint", [None, 1, 3])
 @pytest.mark.parametrize("ok", [True, False])
 def test_hostile_text_is_shown_as_text(show: Rendering, ok: bool, hint: int | None) -> None:
-    said = show(hostile(ok), hint)
-    assert "\x1b" not in said and "\x07" not in said and "\u202e" not in said
+    text = show(hostile(ok), hint)
+    assert "\x1b" not in text and "\x07" not in text and "\u202e" not in text
     for words in ("[bold]x[/bold]", "<script>alert(1)</script>", ":smile:", "�[31mred", "&amp;"):
-        assert words in flat(said)
+        assert words in flat(text)
 
 
 def test_colours_are_ours_alone() -> None:
-    said = in_terminal(hostile(ok=False), colour=True)
-    assert "\x1b[1;31m" in said and "\x1b[31mred" not in said and "\x07" not in said
+    text = in_terminal(hostile(ok=False), colour=True)
+    assert "\x1b[1;31m" in text and "\x1b[31mred" not in text and "\x07" not in text
 
 
 def test_a_page_has_no_script_and_fetches_nothing() -> None:
@@ -475,9 +475,9 @@ def test_any_terminal_can_print_it(report: Report, encoding: str) -> None:
 
 
 def test_marks_fall_back_to_ascii() -> None:
-    said = as_text(wrong(), encoding="ascii")
-    assert said.startswith("x scale by d_model: scores are divided by sqrt(24), not sqrt(6)\n")
-    assert "> 41 | scores" in said
+    text = as_text(wrong(), encoding="ascii")
+    assert text.startswith("x scale by d_model: scores are divided by sqrt(24), not sqrt(6)\n")
+    assert "> 41 | scores" in text
     assert as_text(right(), encoding="ascii").startswith("ok MyAttention")
     assert in_terminal(wrong(), encoding="ascii").startswith("x scale by d_model")
     assert fitting("√ × ы", "ascii") == "sqrt x \\u044b"
@@ -512,8 +512,8 @@ def test_json_comes_back_as_it_was() -> None:
     assert back["errors"] == {"plain": 0.41, "causal": "NaN"}
     assert back["faults"][0] == {**vars(SCALE), "hints": list(HINTS)}
     assert back["conventions"]["words"] == report.conventions.words
-    kept = {"parameter": "W_o", "how": "gradients", "transposed": True, "path": "W_o", "start": None}
-    assert back["roles"]["o"] == kept
+    role = {"parameter": "W_o", "how": "gradients", "transposed": True, "path": "W_o", "start": None}
+    assert back["roles"]["o"] == role
     assert (back["ok"], back["name"], back["first_wrong"]) == (False, "MyAttention", "the scaled scores")
 
 
@@ -531,9 +531,9 @@ def test_json_has_no_numbers_that_json_lacks() -> None:
 def test_json_holds_any_text() -> None:
     report = hostile(ok=False)
     report.name = "\ud800 日本\n"
-    said = as_json(report)
-    assert said.isascii() and json.loads(said)["name"] == report.name
-    assert json.loads(said)["faults"][0]["title"] == HOSTILE
+    text = as_json(report)
+    assert text.isascii() and json.loads(text)["name"] == report.name
+    assert json.loads(text)["faults"][0]["title"] == HOSTILE
     assert "\n" not in as_json(report, indent=None)
 
 
@@ -541,12 +541,12 @@ def test_json_holds_any_text() -> None:
 
 
 def test_assert_attention_passes_what_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    calls = []
 
     def check(obj: object, **options: object) -> Report:
-        asked.append((obj, options))
+        calls.append((obj, options))
         return right()
 
     monkeypatch.setattr(import_module("headwise.examiner"), "check", check)
     assert_attention(dict, num_heads=2)
-    assert asked == [(dict, {"roles": None, "d_model": None, "num_heads": 2})]
+    assert calls == [(dict, {"roles": None, "d_model": None, "num_heads": 2})]

@@ -75,9 +75,9 @@ class Workspace:
 
     def run(self, source: str, *, seconds: float = 10.0, memory: int = 2**30, trust: bool = False) -> Outcome:
         file = self.folder / "learner.py"
-        known = {"SECRET": str(self.secret), "PORT": self.port}
+        secrets = {"SECRET": str(self.secret), "PORT": self.port}
         file.write_text(
-            "".join(f"{name} = {value!r}\n" for name, value in known.items()) + textwrap.dedent(source)
+            "".join(f"{name} = {value!r}\n" for name, value in secrets.items()) + textwrap.dedent(source)
         )
         return run_file(file, None, seconds=seconds, memory=memory, trust=trust, template=self.template)
 
@@ -110,15 +110,15 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_template: Tem
 
 def _left(temporary: Path) -> list[str]:
     """Processes started with the temporary folder in their environment or on their command line."""
-    found = []
+    left = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             text = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
         except OSError:
             continue
         if str(temporary).encode() in text:
-            found.append(process.name)
-    return found
+            left.append(process.name)
+    return left
 
 
 def verdict(outcome: Outcome) -> tuple[str, str]:
@@ -436,27 +436,27 @@ def test_a_folder_without_rights_is_removed_too(workspace: Workspace) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     ["", "[" * 100_000, '{"problem": 1}', "[]", "{}", '{"evidence": "[]"}', '{"evidence": "{}"}'],
     ids=range(7),
 )
-def test_a_result_that_is_none_is_refused(said: str) -> None:
-    taken = Conversation([])
-    assert taken.reply(said.encode(), b"x" * 100) == b""
-    assert verdict(taken.outcome) == ("limits", "result")
+def test_a_result_that_is_none_is_refused(message: str) -> None:
+    conversation = Conversation([])
+    assert conversation.reply(message.encode(), b"x" * 100) == b""
+    assert verdict(conversation.outcome) == ("limits", "result")
 
 
 def test_answers_that_nobody_asked_for_are_refused() -> None:
     facts, numbers = Evidence("X", "class").written()
-    said = json.dumps({"evidence": facts}).encode()
-    taken = Conversation([])
-    assert taken.reply(said, numbers) == b"" and taken.outcome.evidence is not None
-    taken.reply(said, numbers)
-    assert verdict(taken.outcome) == ("limits", "result")
-    taken = Conversation([], lambda evidence: [{"a": 1}, {"b": 2}])
-    assert taken.reply(said, numbers) != b""
-    taken.reply(b'[{"output": 1, "mask": null}]', b"")
-    assert "2 answers were expected" in getattr(taken.outcome.problem, "message", "")
+    message = json.dumps({"evidence": facts}).encode()
+    conversation = Conversation([])
+    assert conversation.reply(message, numbers) == b"" and conversation.outcome.evidence is not None
+    conversation.reply(message, numbers)
+    assert verdict(conversation.outcome) == ("limits", "result")
+    conversation = Conversation([], lambda evidence: [{"a": 1}, {"b": 2}])
+    assert conversation.reply(message, numbers) != b""
+    conversation.reply(b'[{"output": 1, "mask": null}]', b"")
+    assert "2 answers were expected" in getattr(conversation.outcome.problem, "message", "")
 
 
 def test_a_trace_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
@@ -528,8 +528,8 @@ def test_of_a_home_only_the_python_in_it_is_readable(tmp_path: Path, monkeypatch
     for each in ("learner.py", "other.py", "keys.txt", "package/__init__.py"):
         (home / each).write_text("")
     monkeypatch.setenv("HOME", str(home))
-    found = {each for each in readable(home / "learner.py", "") if each.startswith(str(home))}
-    assert found == {str(home / each) for each in ("learner.py", "other.py", "package")}
+    readable_files = {each for each in readable(home / "learner.py", "") if each.startswith(str(home))}
+    assert readable_files == {str(home / each) for each in ("learner.py", "other.py", "package")}
     (home / "project").mkdir()
     assert str(home / "project") in readable(home / "project" / "learner.py", "")
 
@@ -559,24 +559,24 @@ def test_every_end_has_a_word(status: int | None, kind: str) -> None:
 def test_a_library_that_gets_no_memory_is_not_the_learners_doing() -> None:
     """OpenBLAS ends the process where it gets no memory; "it ended the process itself", the verdict was."""
     words = "OpenBLAS error: Memory allocation still failed after 10 retries, giving up.\n"
-    for status, said in ((1 << 8, words), (6, "terminate called after throwing 'std::bad_alloc'\n")):
-        problem = of_status(status, 5, 3 * 2**30, "hello\n" + said)
+    for status, output in ((1 << 8, words), (6, "terminate called after throwing 'std::bad_alloc'\n")):
+        problem = of_status(status, 5, 3 * 2**30, "hello\n" + output)
         assert (problem.stage, problem.kind, problem.line) == ("limits", "memory", 5)
         assert problem.message == (
-            f"it ran out of the memory that headwise allows, 3 GiB beyond torch's own ({said.strip()}); "
+            f"it ran out of the memory that headwise allows, 3 GiB beyond torch's own ({output.strip()}); "
             "memory= or --memory raises that"
         )
-    for status, said in ((0, words), (11, words), (1 << 8, words + 2000 * "x")):
-        assert of_status(status, 5, 3 * 2**30, said).kind != "memory"
+    for status, output in ((0, words), (11, words), (1 << 8, words + 2000 * "x")):
+        assert of_status(status, 5, 3 * 2**30, output).kind != "memory"
     assert "the file or a library it uses" in of_status(1 << 8, None, 1, "").message
 
 
 def test_the_memory_allowed_is_told_where_it_ended_and_how_to_raise_it() -> None:
-    said = "headwise allows, 0.25 GiB beyond torch's own.*memory= or --memory raises that$"
+    message = "headwise allows, 0.25 GiB beyond torch's own.*memory= or --memory raises that$"
     for confined in (True, False):  # limits hold in either case
         problem = of_exception(MemoryError(), Path("x.py"), "call", 2**28, confined=confined)
-        assert problem.kind == "memory" and re.search(said, problem.message)
-    assert re.search(said, of_kill("memory", seconds=1.0, memory=2**28, line=None).message)
+        assert problem.kind == "memory" and re.search(message, problem.message)
+    assert re.search(message, of_kill("memory", seconds=1.0, memory=2**28, line=None).message)
 
 
 @pytest.mark.slow

@@ -55,19 +55,19 @@ class MultiHeadAttention(nn.Module):
 
 
 def names(source: str) -> list[str]:
-    return [one.name for one in undefined_names(source)]
+    return [undefined.name for undefined in undefined_names(source)]
 
 
 def test_both_faults_of_the_course_page_are_found_with_their_lines_and_what_to_do() -> None:
-    found = {one.name: one for one in undefined_names(PAGE_ONE)}
-    assert list(found) == ["F", "batch_size", "seq_len"]
-    assert found["F"].suggestion == "import torch.nn.functional as F"
-    assert found["F"].text == "attention = F.softmax(scores, dim=-1)"
-    assert PAGE_ONE.splitlines()[found["batch_size"].line - 1].strip() == found["batch_size"].text
-    assert found["batch_size"].suggestion.startswith("assign it first, e.g. batch_size = x.size(0)")
-    assert "split_heads" in found["batch_size"].suggestion
-    assert "seq_len = x.size(1)" in found["seq_len"].suggestion
-    assert "add at the top: import torch.nn.functional as F" in found["F"].words
+    undefined = {name.name: name for name in undefined_names(PAGE_ONE)}
+    assert list(undefined) == ["F", "batch_size", "seq_len"]
+    assert undefined["F"].suggestion == "import torch.nn.functional as F"
+    assert undefined["F"].text == "attention = F.softmax(scores, dim=-1)"
+    assert PAGE_ONE.splitlines()[undefined["batch_size"].line - 1].strip() == undefined["batch_size"].text
+    assert undefined["batch_size"].suggestion.startswith("assign it first, e.g. batch_size = x.size(0)")
+    assert "split_heads" in undefined["batch_size"].suggestion
+    assert "seq_len = x.size(1)" in undefined["seq_len"].suggestion
+    assert "add at the top: import torch.nn.functional as F" in undefined["F"].words
 
 
 UNDEFINED = {
@@ -192,8 +192,11 @@ def test_the_base_of_a_class_must_be_defined() -> None:
 
 
 def test_the_line_that_assigns_it_is_named() -> None:
-    (found,) = undefined_names("def f(x):\n    y = x + z\n    z = 1\n    return y")
-    assert (found.line, found.suggestion) == (2, "it is assigned only later, on line 3: move that above")
+    (undefined,) = undefined_names("def f(x):\n    y = x + z\n    z = 1\n    return y")
+    assert (undefined.line, undefined.suggestion) == (
+        2,
+        "it is assigned only later, on line 3: move that above",
+    )
 
 
 IN_CLASS = (
@@ -238,8 +241,8 @@ SUGGESTED = {
 
 @pytest.mark.parametrize(("source", "suggestion"), SUGGESTED.values(), ids=SUGGESTED)
 def test_suggestions(source: str, suggestion: str) -> None:
-    (found,) = undefined_names(source)
-    assert found.suggestion == suggestion
+    (undefined,) = undefined_names(source)
+    assert undefined.suggestion == suggestion
 
 
 TORCH = Path(torch.__file__).parent
@@ -247,8 +250,8 @@ STANDARD = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
 
 
 def reported(files: list[Path]) -> list[tuple[str, list[Undefined]]]:
-    found = [(path.name, undefined_names(path.read_text("utf-8", "replace"))) for path in files]
-    return [(name, names) for name, names in found if names]
+    reports = [(path.name, undefined_names(path.read_text("utf-8", "replace"))) for path in files]
+    return [(name, names) for name, names in reports if names]
 
 
 @pytest.mark.slow
@@ -306,8 +309,8 @@ def at(text: str) -> int:
 
 
 def test_a_fault_is_found_in_code_alone_and_joined_lines() -> None:
-    found = line_of(fault(r"/ \(?self\.d_model"), SCALED, FIRST, None)
-    assert found == (at("scores = ("), "scores = (q @ k.mT / self.d_model**0.5)")
+    line = line_of(fault(r"/ \(?self\.d_model"), SCALED, FIRST, None)
+    assert line == (at("scores = ("), "scores = (q @ k.mT / self.d_model**0.5)")
     assert line_of(fault(r"/ d_model"), SCALED, FIRST, None) == (at("self.other"), "self.other = h / d_model")
 
 
@@ -419,13 +422,15 @@ def test_attention():
     assert MultiHeadAttention(8, 2)(torch.zeros(1, 2, 8)).softmax(-1) is not None
 """
     )
-    found = candidates(source)
-    assert found[0][:2] == ("MultiHeadAttention", "class")
-    assert source.splitlines()[found[0].first_line - 1].startswith("class MultiHeadAttention")
-    assert source.splitlines()[found[0].last_line - 1].strip().startswith("return self.W_o")
-    others = [one.name for one in found]
+    classes = candidates(source)
+    assert classes[0][:2] == ("MultiHeadAttention", "class")
+    assert source.splitlines()[classes[0].first_line - 1].startswith("class MultiHeadAttention")
+    assert source.splitlines()[classes[0].last_line - 1].strip().startswith("return self.W_o")
+    others = [candidate.name for candidate in classes]
     assert "FeedForward" not in others and "test_attention" not in others
-    assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
+    assert [candidate.score for candidate in classes] == sorted(
+        (candidate.score for candidate in classes), reverse=True
+    )
 
 
 BY_DEEDS = """
@@ -646,11 +651,11 @@ RAISED = {
 def test_exceptions_are_explained_at_the_learners_line(line: str, words: tuple[str, ...]) -> None:
     source = MODULE.format(line)
     problem = raised(source, X)
-    said = explain(problem, source)
-    assert said.startswith(f"Line 14, `return {line}`: "), said
-    assert problem.message not in said or problem.kind not in said, said
+    explanation = explain(problem, source)
+    assert explanation.startswith(f"Line 14, `return {line}`: "), explanation
+    assert problem.message not in explanation or problem.kind not in explanation, explanation
     for word in words:
-        assert word.lower() in said.lower(), said
+        assert word.lower() in explanation.lower(), explanation
 
 
 BUILT = {
@@ -698,9 +703,9 @@ BUILT = {
 @pytest.mark.parametrize(("old", "new", "call", "words"), BUILT.values(), ids=BUILT)
 def test_exceptions_of_building_and_calling(old: str, new: str, call: str, words: tuple[str, ...]) -> None:
     source = MODULE.format("F.softmax(x, -1)").replace(old, new, 1) if old else MODULE.format("x")
-    said = explain(raised(source, call), source)
+    explanation = explain(raised(source, call), source)
     for word in words:
-        assert word.lower() in said.lower(), said
+        assert word.lower() in explanation.lower(), explanation
 
 
 def test_what_is_no_python() -> None:
@@ -731,5 +736,5 @@ def test_statements_over_several_lines_are_quoted_whole() -> None:
         "import torch\ndef f(x):\n    return torch.softmax(\n        x.long(),  # here\n"
         "        dim=-1,\n    )\n"
     )
-    said = explain(raised(source, "f(torch.ones(3))"), source)
-    assert "`return torch.softmax(x.long(), dim=-1)`" in said
+    explanation = explain(raised(source, "f(torch.ones(3))"), source)
+    assert "`return torch.softmax(x.long(), dim=-1)`" in explanation

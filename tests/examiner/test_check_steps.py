@@ -34,11 +34,13 @@ from planted.steps import (
 
 def checked(code: Any) -> Report:
     """The same as `check`, which would read all of this file each time."""
-    known = vars(planted.steps) | globals()
-    owner: Any = code if isinstance(code, type) else known.get(code.__qualname__.partition(".")[0], code)
+    definitions = vars(planted.steps) | globals()
+    owner: Any = (
+        code if isinstance(code, type) else definitions.get(code.__qualname__.partition(".")[0], code)
+    )
     parts = owner.__mro__ if isinstance(owner, type) else (owner,)
-    own = [one for one in parts if one.__module__ in (__name__, planted.steps.__name__)]
-    return judge(examine(code, source="\n".join(inspect.getsource(one) for one in own)))
+    own = [part for part in parts if part.__module__ in (__name__, planted.steps.__name__)]
+    return judge(examine(code, source="\n".join(inspect.getsource(part) for part in own)))
 
 
 QUICK = {"PreBlock", "DecoderLayer", "LostBlock", "NormedBlock", "OwnSoftmax", "attention_weights"}
@@ -46,27 +48,27 @@ QUICK = {"PreBlock", "DecoderLayer", "LostBlock", "NormedBlock", "OwnSoftmax", "
 
 def cases(table: list[tuple[Any, str]]) -> list[Any]:
     """Blocks, and what is examined as a whole attention, take a tenth of a second and more: most are slow."""
-    found = []
-    for code, said in table:
+    cases_of_all = []
+    for code, words in table:
         name = code.__qualname__
         heavy = isinstance(code, type) or {"q", "k"} <= set(inspect.signature(code).parameters)
         marks = [pytest.mark.slow] if heavy and name not in QUICK else []
-        found.append(pytest.param(code, said, id=name, marks=marks))
-    return found
+        cases_of_all.append(pytest.param(code, words, id=name, marks=marks))
+    return cases_of_all
 
 
 @pytest.mark.parametrize(("code", "words"), cases(RIGHT))
 def test_a_right_step_passes_and_is_told_what_it_is(code: Any, words: str) -> None:
     report = checked(code)
     assert report.ok and report.verdict == "right", str(report)
-    told = [report.summary, *report.conventions.words, report.beside]
-    assert any(words in each for each in told), told
+    texts = [report.summary, *report.conventions.words, report.beside]
+    assert any(words in each for each in texts), texts
 
 
 @pytest.mark.parametrize(("code", "fault"), cases(WRONG))
 def test_a_wrong_step_is_named(code: Any, fault: str) -> None:
     report = checked(code)
-    assert [one.key for one in report.faults] == [fault], str(report)
+    assert [named.key for named in report.faults] == [fault], str(report)
     assert not report.ok and report.judged
 
 
@@ -107,7 +109,7 @@ class BareBlock(Parts):
 )
 def test_what_works_and_is_unwise_is_a_remark(code: Any, remark: str) -> None:
     report = checked(code)
-    assert report.ok and [one.key for one in report.remarks] == [remark]
+    assert report.ok and [named.key for named in report.remarks] == [remark]
 
 
 def masked_softmax(x, valid_lens):
@@ -150,7 +152,7 @@ def test_several_explanations_are_told_as_one_and_the_others_beside_it() -> None
         return torch.tril(torch.ones(n, n), -1).bool()
 
     report = check(causal_mask_below)
-    assert [one.key for one in report.faults] == ["mask hides the position itself"]
+    assert [fault.key for fault in report.faults] == ["mask hides the position itself"]
     assert report.alike == ["mask shows the future"]
 
 
@@ -195,8 +197,8 @@ def test_the_verdict_needs_nothing_but_what_was_written_down(tmp_path: Path) -> 
         folder = tmp_path / str(number)
         folder.mkdir()
         evidence.save(folder)
-        here, there = judge(evidence), judge(Evidence.load(folder))
-        assert (here.ok, here.summary) == (there.ok, there.summary)
+        direct, reloaded = judge(evidence), judge(Evidence.load(folder))
+        assert (direct.ok, direct.summary) == (reloaded.ok, reloaded.summary)
 
 
 class Head(nn.Module):
@@ -226,7 +228,7 @@ class WideHead(Head):
 def test_one_head_is_told_as_one_head() -> None:
     report = checked(Head)
     assert report.ok and "one head" in report.summary and "always causal" in str(report)
-    assert [one.key for one in checked(WideHead).faults] == ["scale by d_model"]
+    assert [fault.key for fault in checked(WideHead).faults] == ["scale by d_model"]
 
 
 def test_a_function_of_q_k_v_is_compared_with_torchs_function() -> None:
@@ -240,7 +242,7 @@ def test_a_function_of_q_k_v_is_compared_with_torchs_function() -> None:
 
 @pytest.mark.slow
 def test_forward_of_a_class_is_the_class() -> None:
-    assert [one.key for one in checked(Unscaled.forward).faults] == ["no scale"]
+    assert [fault.key for fault in checked(Unscaled.forward).faults] == ["no scale"]
 
 
 def test_a_method_whose_class_is_out_of_reach_is_not_judged() -> None:
@@ -250,4 +252,4 @@ def test_a_method_whose_class_is_out_of_reach_is_not_judged() -> None:
 
     report = check(Hidden.split_heads)
     assert report.verdict == "not judged" and "pass instance.split_heads" in str(report)
-    assert [one.key for one in check(Whole(24, 4).split_heads_viewed).faults] == ["heads split by view"]
+    assert [fault.key for fault in check(Whole(24, 4).split_heads_viewed).faults] == ["heads split by view"]

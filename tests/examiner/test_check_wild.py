@@ -32,9 +32,9 @@ CHOSEN = {
 @pytest.mark.parametrize("file", sorted((WILD / "open").glob("*.py")), ids=lambda path: path.stem)
 def test_the_attention_of_a_wild_file_is_found(file: Path) -> None:
     """Of the others the name says it, and says it of one alone."""
-    found = candidates(file.read_text("utf-8"))[0].name
-    assert found == CHOSEN.get(file.stem, found) and (file.stem in CHOSEN or "ttention" in found)
-    assert not found.endswith(("Block", "EncoderLayer")) and "DotProduct" not in found
+    name = candidates(file.read_text("utf-8"))[0].name
+    assert name == CHOSEN.get(file.stem, name) and (file.stem in CHOSEN or "ttention" in name)
+    assert not name.endswith(("Block", "EncoderLayer")) and "DotProduct" not in name
 
 
 PART = 8  # about as many files as there is time for
@@ -49,8 +49,8 @@ NOT_YET = {"mla.py", "local_window.py"}
 def test_a_part_of_the_wild_is_as_expected(folder: Path, one_template: Template) -> None:
     """`make check-wild` runs all of it."""
     expected = expected_in(folder)
-    met = judge_all(folder, expected[:: max(1, len(expected) // PART)], one_template)
-    assert [line for line in score(met)[7:] if line.split()[0] not in NOT_YET] == []
+    outcomes = judge_all(folder, expected[:: max(1, len(expected) // PART)], one_template)
+    assert [line for line in score(outcomes)[7:] if line.split()[0] not in NOT_YET] == []
 
 
 def test_every_table_of_the_wild_fits_its_folder() -> None:
@@ -59,4 +59,4 @@ def test_every_table_of_the_wild_fits_its_folder() -> None:
         assert unknown_keys(expected) == []
         with table.open(encoding="utf-8", newline="") as lines:
             assert all(row["why"] for row in csv.DictReader(lines))
-        assert sum(one.right for one in expected) * 3 > len(expected)  # praise is tried as often as blame
+        assert sum(case.right for case in expected) * 3 > len(expected)  # praise is tried as often as blame

@@ -37,7 +37,7 @@ def write(folder: Path, files: dict[str, str]) -> list[Path]:
 def reports_on(folder: Path, template: Template, seconds: float = 10.0) -> dict[str, Report]:
     """By the names of the files, as `headwise check FOLDER` has them."""
     reports = check_files(collected([folder]), seconds=seconds, template=template, folders=[folder])
-    return {os.path.relpath(one.path or "", folder): one for one in reports}
+    return {os.path.relpath(report.path or "", folder): report for report in reports}
 
 
 # Which files a submission may read
@@ -57,27 +57,27 @@ def test_in_a_flat_folder_a_file_reads_itself_and_what_its_text_imports(tmp_path
         "ben.py": GOOD,
     })  # fmt: skip
     anna, ben = tmp_path / "anna.py", tmp_path / "ben.py"
-    found = own_files(collected([tmp_path]), [tmp_path])
+    files = own_files(collected([tmp_path]), [tmp_path])
     beside = ["merging.py", "parts/__init__.py", "parts/fills.py", "parts/masks.py", "splitting.py"]
-    assert names(found[anna].files, tmp_path) == ["anna.py", *beside]
-    assert found[anna].files[0] == anna and found[anna].folder is None
-    assert names(found[anna].imported, tmp_path) == beside
-    assert found[ben].files == [ben] and found[ben].top == tmp_path
+    assert names(files[anna].files, tmp_path) == ["anna.py", *beside]
+    assert files[anna].files[0] == anna and files[anna].folder is None
+    assert names(files[anna].imported, tmp_path) == beside
+    assert files[ben].files == [ben] and files[ben].top == tmp_path
 
 
 def test_files_named_by_hand_are_as_those_of_a_flat_folder(tmp_path: Path) -> None:
     anna, ben = write(tmp_path, {"anna.py": GOOD, "ben.py": WRONG})
-    found = own_files([anna, ben], [])
-    assert [found[each].files for each in (anna, ben)] == [[anna], [ben]]
+    files = own_files([anna, ben], [])
+    assert [files[each].files for each in (anna, ben)] == [[anna], [ben]]
 
 
 def test_a_folder_of_one_submission_is_its_own(tmp_path: Path) -> None:
     write(tmp_path, {"mha.py": GOOD, "plot.py": "x = 1", "data/sizes.json": "{}", ".hidden/x.py": ""})
     (tmp_path / "mha.py").write_text("import plot\n" + GOOD)
     (tmp_path / "link.json").symlink_to("/etc/hostname")
-    found = own_files(collected([tmp_path]), [tmp_path])[tmp_path / "mha.py"]
-    assert names(found.files, tmp_path) == ["data/sizes.json", "mha.py", "plot.py"]
-    assert found.folder == tmp_path and not found.imported
+    files = own_files(collected([tmp_path]), [tmp_path])[tmp_path / "mha.py"]
+    assert names(files.files, tmp_path) == ["data/sizes.json", "mha.py", "plot.py"]
+    assert files.folder == tmp_path and not files.imported
 
 
 def test_a_folder_for_each_student_is_theirs_but_for_other_attention_in_it(tmp_path: Path) -> None:
@@ -85,11 +85,11 @@ def test_a_folder_for_each_student_is_theirs_but_for_other_attention_in_it(tmp_p
         "anna/mha.py": GOOD, "anna/first_try.py": WRONG, "anna/helper.py": "", "anna/data.json": "{}",
         "ben/mha.py": GOOD, "ben/broken.py": "def f(:",
     })  # fmt: skip
-    found = own_files(collected([tmp_path]), [tmp_path])
-    assert names(found[tmp_path / "anna/mha.py"].files, tmp_path) == [
+    files = own_files(collected([tmp_path]), [tmp_path])
+    assert names(files[tmp_path / "anna/mha.py"].files, tmp_path) == [
         "anna/data.json", "anna/helper.py", "anna/mha.py",
     ]  # fmt: skip
-    assert names(found[tmp_path / "ben/mha.py"].files, tmp_path) == ["ben/mha.py"]
+    assert names(files[tmp_path / "ben/mha.py"].files, tmp_path) == ["ben/mha.py"]
     (tmp_path / "anna/mha.py").write_text("import helper, first_try\n" + GOOD)
     anna = own_files(collected([tmp_path]), [tmp_path])[tmp_path / "anna/mha.py"]
     assert names(anna.imported, tmp_path) == ["anna/first_try.py"]  # told: it may be a classmate's after all
@@ -104,17 +104,17 @@ def test_a_package_of_a_student_does_not_open_the_folder_around_it(tmp_path: Pat
     for has_package_above in (True, False):
         if not has_package_above:
             (tmp_path / "__init__.py").unlink()
-        found = own_files(collected([tmp_path]), [tmp_path])[tmp_path / "anna/mha.py"]
-        assert all("ben" not in str(each.relative_to(tmp_path)) for each in found.files)
-        assert {"mha.py", "parts.py", "__init__.py"} == {each.name for each in found.files}
-        assert found.top == (tmp_path.parent if has_package_above else tmp_path)
+        files = own_files(collected([tmp_path]), [tmp_path])[tmp_path / "anna/mha.py"]
+        assert all("ben" not in str(each.relative_to(tmp_path)) for each in files.files)
+        assert {"mha.py", "parts.py", "__init__.py"} == {each.name for each in files.files}
+        assert files.top == (tmp_path.parent if has_package_above else tmp_path)
 
 
 def test_two_who_are_imported_by_a_third_do_not_read_each_other(tmp_path: Path) -> None:
     anna, ben, eve = write(tmp_path, {"anna.py": GOOD, "ben.py": GOOD, "eve.py": "import anna, ben\n" + GOOD})
-    found = own_files([anna, ben, eve], [tmp_path])
-    assert found[anna].files == [anna] and found[ben].files == [ben]
-    assert found[eve].imported == [anna, ben]
+    files = own_files([anna, ben, eve], [tmp_path])
+    assert files[anna].files == [anna] and files[ben].files == [ben]
+    assert files[eve].imported == [anna, ben]
 
 
 def test_imports_are_read_and_no_link_is_followed(tmp_path: Path) -> None:
@@ -130,13 +130,13 @@ def test_only_so_much_is_copied_and_what_is_left_out_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mha, *_ = write(tmp_path / "in", {"mha.py": GOOD, "a.bin": "x" * 100, "b.bin": "y" * 100, "z/c.bin": ""})
-    found = own_files([mha], [tmp_path / "in"])[mha]
-    assert found.copied_to(tmp_path / "whole") == []
+    files = own_files([mha], [tmp_path / "in"])[mha]
+    assert files.copied_to(tmp_path / "whole") == []
     assert names(list((tmp_path / "whole").rglob("*.*")), tmp_path / "whole") == [
         "a.bin", "b.bin", "mha.py", "z/c.bin",
     ]  # fmt: skip
     monkeypatch.setattr(room, "COPIED_BYTES", len(GOOD) + 150)
-    (sentence,) = found.copied_to(tmp_path / "part")
+    (sentence,) = files.copied_to(tmp_path / "part")
     assert sentence.startswith("2 of the 4 files in its folder were left out")
     assert names(list((tmp_path / "part").rglob("*.*")), tmp_path / "part") == ["a.bin", "mha.py"]
 
@@ -214,12 +214,12 @@ def test_no_submission_takes_a_classmates(
     if not without:  # what each is worth where the folder is one person's
         alone = check_file(tmp_path / "listed.py", "MultiHeadAttention", template=one_template)
         assert alone.verdict == "right"
-    found = reports_on(tmp_path, one_template, seconds=20)
-    assert found["anna.py"].verdict == "right"
-    assert [name for name in files if found[name].ok] == []
+    reports = reports_on(tmp_path, one_template, seconds=20)
+    assert reports["anna.py"].verdict == "right"
+    assert [name for name in files if reports[name].ok] == []
     for name in ("executed.py", "executed_by_its_whole_path.py"):
-        assert found[name].verdict == "not judged", found[name]  # it is no mistake of attention
-    assert "it reads another file" in found["executed.py"].summary
+        assert reports[name].verdict == "not judged", reports[name]  # it is no mistake of attention
+    assert "it reads another file" in reports["executed.py"].summary
 
 
 @pytest.mark.slow
@@ -232,15 +232,15 @@ def test_what_a_text_imports_works_and_is_told(tmp_path: Path, one_template: Tem
         "x = json.loads((pathlib.Path(__file__).parent / 'sizes.json').read_text())\n",
         "carla/sizes.json": "{}",
     })  # fmt: skip
-    found = reports_on(tmp_path, one_template)
-    assert found["anna.py"].ok and found["carla/mha.py"].ok, found
-    assert found["anna.py"].facts[-1] == "it imports splitting.py from the same folder"
-    assert found["anna.py"].path == str(tmp_path / "anna.py")
-    assert (found["ben.py"].verdict, [one.key for one in found["ben.py"].faults]) == (
+    reports = reports_on(tmp_path, one_template)
+    assert reports["anna.py"].ok and reports["carla/mha.py"].ok, reports
+    assert reports["anna.py"].facts[-1] == "it imports splitting.py from the same folder"
+    assert reports["anna.py"].path == str(tmp_path / "anna.py")
+    assert (reports["ben.py"].verdict, [fault.key for fault in reports["ben.py"].faults]) == (
         "wrong",
         ["scale by d_model"],
     )
-    assert all("apart from names" in fact for fact in found["carla/mha.py"].facts)
+    assert all("apart from names" in fact for fact in reports["carla/mha.py"].facts)
 
 
 @pytest.mark.slow
@@ -255,8 +255,8 @@ def test_the_first_line_behind_a_link_reaches_no_report(tmp_path: Path, one_temp
     write(folder, {"imports.py": "import link\n" + WRONG})
     reports = list(reports_on(folder, one_template).values())
     assert len(reports) == 5
-    refused = [one for one in reports if "must not be a symbolic link" in one.summary]
-    assert [(Path(one.path or "").name, one.verdict) for one in refused] == [
+    refused = [report for report in reports if "must not be a symbolic link" in report.summary]
+    assert [(Path(report.path or "").name, report.verdict) for report in refused] == [
         ("gone.py", "not judged"), ("link.py", "not judged"), ("linked", "not judged"),
     ]  # fmt: skip
     for report in reports:

@@ -71,16 +71,16 @@ def asked_again(honest: tuple[Evidence, Any], tell: Callable[[Evidence], None], 
     drawn = secrets.questions(evidence)
     if not drawn:
         return secrets.verdict(evidence, None)
-    kept = honest[1].subject.parameters
-    before = {name: one.detach().clone() for name, one in kept.items()}
+    parameters = honest[1].subject.parameters
+    before = {name: tensor.detach().clone() for name, tensor in parameters.items()}
     held = bytearray()
-    sent = json.loads(json.dumps([packed(one, held) for one in drawn]))
-    said, out = answers(honest[1], sent, held)
+    sent = json.loads(json.dumps([packed(question, held) for question in drawn]))
+    replies, out = answers(honest[1], sent, held)
     with torch.no_grad():
-        for name, one in kept.items():
-            one.copy_(before[name])
-    back = [unpacked(one, bytearray(out)) for one in json.loads(json.dumps(said))]
-    return secrets.verdict(evidence, [(one["output"], one["mask"]) for one in back])
+        for name, tensor in parameters.items():
+            tensor.copy_(before[name])
+    back = [unpacked(reply, bytearray(out)) for reply in json.loads(json.dumps(replies))]
+    return secrets.verdict(evidence, [(answer["output"], answer["mask"]) for answer in back])
 
 
 def test_right_code_is_right_with_numbers_drawn_afterwards(honest: tuple[Evidence, Any]) -> None:
@@ -89,7 +89,7 @@ def test_right_code_is_right_with_numbers_drawn_afterwards(honest: tuple[Evidenc
 
 
 def _all_zero(evidence: Evidence) -> None:
-    evidence.origin = {name: [torch.full_like(one[0], -1)] for name, one in evidence.origin.items()}
+    evidence.origin = {name: [torch.full_like(tensors[0], -1)] for name, tensors in evidence.origin.items()}
 
 
 def _one_head(evidence: Evidence) -> None:
@@ -167,7 +167,7 @@ def test_other_numbers_are_forged_and_no_answer_is_not_judged(honest: tuple[Evid
     assert (
         refusal is not None and not refusal.wrong and "returned no output for hidden inputs" in refusal.words
     )
-    zeros = [(torch.zeros_like(one["query"]), -1) for one in drawn]
+    zeros = [(torch.zeros_like(question["query"]), -1) for question in drawn]
     refusal = secrets.verdict(evidence, zeros)
     assert refusal is not None and refusal.wrong and refusal.words.startswith(FORGED)
     assert HiddenProbes(facts_of_source(GOOD, None)).verdict(evidence, zeros) is not None  # nothing was asked
@@ -191,10 +191,10 @@ def test_the_source_says_what_must_be_asked() -> None:
     of_function = facts_of_source("def attention(q, k, v, mask, num_heads): ...", "attention")
     assert of_function.three and of_function.takes_heads and not of_function.has_parameters
     claims = Evidence("MultiHeadAttention", "class", step="block")
-    told = "its source is that of attention, but it was examined as a block"
+    words = "its source is that of attention, but it was examined as a block"
     for source, name in ((GOOD, "MultiHeadAttention"), ("def f(q, k, v): ...", "f")):
         refusal = facts_of_source(source, name).another_step(claims)
-        assert refusal is not None and told in refusal.words
+        assert refusal is not None and words in refusal.words
     assert facts_of_source("class Block: ...", "Block").another_step(claims) is None
     assert facts_of_source("def f(:", "f") == facts_of_source("", "f") == facts_of_source("x = 1", None)
 
@@ -270,8 +270,8 @@ def test_folders_are_looked_through_but_for_what_is_hidden(tmp_path: Path) -> No
     for name in ("b.py", "a/c.ipynb", ".d.py", "__pycache__/e.py", ".git/f.py", "g.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    found = collected([tmp_path, tmp_path / "b.py"])
-    assert [str(each.relative_to(tmp_path)) for each in found] == ["b.py", "a/c.ipynb"]
+    files = collected([tmp_path, tmp_path / "b.py"])
+    assert [str(each.relative_to(tmp_path)) for each in files] == ["b.py", "a/c.ipynb"]
     (tmp_path / "empty").mkdir()
     with pytest.raises(ArgumentError, match=r"^folder must contain Python files.*empty contains 0"):
         collected([tmp_path / "empty"])
@@ -294,8 +294,8 @@ def _class() -> list[Report]:
 
 
 def test_the_class_in_numbers_names_nobody() -> None:
-    said = in_numbers(_class())
-    assert said == ["4 files: 1 right, 2 wrong, 1 not judged", "2 of 4 scale by d_model", "1 of 4 not judged"]
+    text = in_numbers(_class())
+    assert text == ["4 files: 1 right, 2 wrong, 1 not judged", "2 of 4 scale by d_model", "1 of 4 not judged"]
     assert [exit_code_of(_class()[:n]) for n in (1, 2)] == [0, 1]
     assert exit_code_of(_class()[::3]) == 2
 
@@ -321,8 +321,8 @@ def test_csv_has_a_line_a_file_and_nothing_that_a_spreadsheet_computes() -> None
 
 
 def test_json_is_a_line_a_file_whatever_it_was() -> None:
-    told = [json.loads(json_line(report)) for report in _class()]
-    assert [(one["verdict"], one["exit_code"]) for one in told][1:] == [
+    lines = [json.loads(json_line(report)) for report in _class()]
+    assert [(line["verdict"], line["exit_code"]) for line in lines][1:] == [
         ("wrong", 1), ("wrong", 1), ("not judged", 2),
     ]  # fmt: skip
 
@@ -340,20 +340,25 @@ def test_folders_without_an_owner_go_and_those_with_one_stay(
     (tmp_path / f"{template.PREFIX}of another kind").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"{template.PREFIX}link").symlink_to(tmp_path / "elsewhere")
-    with Template(bare=True) as one:
+    with Template(bare=True) as warm:
         template._sweep()
         left = {each.name.removeprefix(template.PREFIX) for each in tmp_path.iterdir()}
-        assert left == {"of another kind", "elsewhere", "link", one.folder.name.removeprefix(template.PREFIX)}
-    assert not one.folder.exists()
+        assert left == {
+            "of another kind",
+            "elsewhere",
+            "link",
+            warm.folder.name.removeprefix(template.PREFIX),
+        }
+    assert not warm.folder.exists()
     with pytest.raises(BackendUnavailable, match="was stopped"):
-        one.copy(Path("7"), 0, 0, 0)
+        warm.copy(Path("7"), 0, 0, 0)
 
 
 def test_a_judge_that_ended_is_told() -> None:
-    with Template(bare=True) as one, RemoteJudge(one, "mha.py", None, GOOD, Cells(), None, []) as judge:
-        assert one._process is not None
-        one._process.kill()
-        one._process.wait()
+    with Template(bare=True) as warm, RemoteJudge(warm, "mha.py", None, GOOD, Cells(), None, []) as judge:
+        assert warm._process is not None
+        warm._process.kill()
+        warm._process.wait()
         with pytest.raises(BackendUnavailable, match="a file cannot be judged: the judge's process"):
             judge.before_running()
 
@@ -438,14 +443,14 @@ def soon(is_so: Callable[[], bool]) -> bool:
 @protected
 def test_a_template_that_ends_is_told_and_the_next_file_starts_another(tmp_path: Path) -> None:
     (tmp_path / "good.py").write_text(GOOD)
-    with Template() as one:
-        assert one._process is not None
-        one._process.kill()
-        one._process.wait()
-        assert not one.alive()
-        outcome = run_file(tmp_path / "good.py", "MultiHeadAttention", template=one)  # another is started
-        assert outcome.evidence is not None and one.alive()
-        pid = one._process.pid
+    with Template() as warm:
+        assert warm._process is not None
+        warm._process.kill()
+        warm._process.wait()
+        assert not warm.alive()
+        outcome = run_file(tmp_path / "good.py", "MultiHeadAttention", template=warm)  # another is started
+        assert outcome.evidence is not None and warm.alive()
+        pid = warm._process.pid
         (tmp_path / "slow.py").write_text(f"import time\ntime.sleep(1000)\n{GOOD}")
         copies = Path(f"/proc/{pid}/task/{pid}/children")
 
@@ -455,7 +460,7 @@ def test_a_template_that_ends_is_told_and_the_next_file_starts_another(tmp_path:
 
         killer = threading.Thread(target=end_while_it_runs)
         killer.start()
-        reports = list(check_files([tmp_path / "slow.py"], template=one, seconds=90))
+        reports = list(check_files([tmp_path / "slow.py"], template=warm, seconds=90))
         killer.join()
         assert [report.verdict for report in reports] == ["not judged"]
 
@@ -465,10 +470,10 @@ def test_a_template_that_ends_is_told_and_the_next_file_starts_another(tmp_path:
 def test_a_process_of_its_own_for_each_file_does_as_well(tmp_path: Path) -> None:
     """As on systems where a copy of a process with torch in it is not to be trusted."""
     (tmp_path / "good.py").write_text(GOOD)
-    with Template(copies=False) as one:
-        outcome = run_file(tmp_path / "good.py", "MultiHeadAttention", template=one)
+    with Template(copies=False) as warm:
+        outcome = run_file(tmp_path / "good.py", "MultiHeadAttention", template=warm)
     assert outcome.problem is None and outcome.evidence is not None
-    assert not one.folder.exists()
+    assert not warm.folder.exists()
 
 
 # Forgeries
@@ -489,9 +494,9 @@ E.Evidence.written = again
 """
 
 
-def _tampered(what: str, body: str = UNSCALED) -> str:
+def _tampered(change: str, body: str = UNSCALED) -> str:
     """Evidence of a wrong module that says that it is right, and one thing more."""
-    return AWAY + TAMPERED.format(what) + body
+    return AWAY + TAMPERED.format(change) + body
 
 
 TRICKS = {
@@ -541,7 +546,10 @@ def forgeries(tmp_path_factory: pytest.TempPathFactory, one_template: Template) 
     (folder / "honest.py").write_text(GOOD)
     files = [*sorted(FORGERIES.glob("*.py")), *sorted(folder.glob("*.py"))]
     named = [(each, "MultiHeadAttention") for each in files]  # whatever they seem to be by their source
-    return {Path(one.path or "").stem: one for one in check_files(named, seconds=5, template=one_template)}
+    return {
+        Path(report.path or "").stem: report
+        for report in check_files(named, seconds=5, template=one_template)
+    }
 
 
 @pytest.mark.slow

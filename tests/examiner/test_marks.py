@@ -241,14 +241,14 @@ def test_copies_and_renamed_files_are_found_and_told_as_numbers() -> None:
     renamed = GOOD.replace("q_proj", "first").replace("num_heads", "h")
     longer = renamed + "\n\ndef more(x):\n    return [y * y for y in x if y > 0 and y not in (1, 2, 3)]\n"
     sources = [GOOD, GOOD, renamed, longer, "x = 1", "x = 1"]
-    found = alike(sources)
-    assert [(each.other, each.share, each.same_text) for each in found[0]][:2] == [
+    groups = alike(sources)
+    assert [(each.other, each.share, each.same_text) for each in groups[0]][:2] == [
         (1, 1.0, True),
         (2, 1.0, False),
     ]
-    assert found[3][0].share < 1.0 and found[4] == found[5] == []  # too short to say anything
+    assert groups[3][0].share < 1.0 and groups[4] == groups[5] == []  # too short to say anything
     names = [f"{number}.py" for number in range(6)]
-    assert in_words(found[0], names)[:2] == [
+    assert in_words(groups[0], names)[:2] == [
         "identical to 1.py", "100% of its tokens are in 2.py, apart from names",
     ]  # fmt: skip
     many = [SimilarFile(number, 0.999, False) for number in range(5)]
@@ -269,9 +269,9 @@ def test_the_share_counts_tokens_that_lie_in_no_equal_run() -> None:
         for at in range(len(mine) - similarity.RUN + 1):
             if tuple(mine[at : at + similarity.RUN]) in runs:
                 covered |= {*range(at, at + similarity.RUN)}
-        (found,) = alike(["\n".join(lines), "\n".join(first)])[0]
-        assert found.share == pytest.approx(len(covered) / len(mine)), places
-        assert (found.share == 1) == (not places)
+        (group,) = alike(["\n".join(lines), "\n".join(first)])[0]
+        assert group.share == pytest.approx(len(covered) / len(mine)), places
+        assert (group.share == 1) == (not places)
 
 
 def test_solutions_written_apart_are_not_alike() -> None:

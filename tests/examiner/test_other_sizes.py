@@ -138,7 +138,7 @@ class TurnsQueriesOnly(Plain):
 def test_what_is_wrong_at_other_sizes_alone_is_wrong(made: type[nn.Module], fault: str | None) -> None:
     report = check(made)
     assert report.verdict == "wrong"
-    assert fault is None or [one.key for one in report.faults] == [fault]
+    assert fault is None or [named.key for named in report.faults] == [fault]
 
 
 @pytest.mark.parametrize("made", [Plain, WideWindow])
@@ -161,7 +161,7 @@ def test_a_bias_by_distance_that_begins_far_away_is_no_fault() -> None:
 
 def test_what_a_constructor_draws_is_not_taken_for_state() -> None:
     report = check(DrawsWhenBuilt)
-    assert "state kept between calls" not in [one.key for one in report.faults]
+    assert "state kept between calls" not in [named.key for named in report.faults]
 
 
 def test_a_function_takes_values_of_another_size_than_keys() -> None:
@@ -175,9 +175,9 @@ def test_a_function_takes_values_of_another_size_than_keys() -> None:
         return ((q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).softmax(-1) @ v).reshape(q.shape)
 
     assert check(right).verdict == "right" and not check(right).remarks
-    assert [one.key for one in check(by_values).faults] == ["wrong with wider values"]
+    assert [named.key for named in check(by_values).faults] == ["wrong with wider values"]
     report = check(as_wide)
-    assert report.verdict == "right" and [one.key for one in report.remarks] == [
+    assert report.verdict == "right" and [remark.key for remark in report.remarks] == [
         "values as wide as keys only"
     ]
 
@@ -238,7 +238,9 @@ def test_a_file_is_judged_by_what_is_asked_for(
 
 def test_definitions_that_all_use_each_other_are_read_at_once() -> None:
     names = [f"f{i}" for i in range(14)]
-    source = "\n".join(f"def {one}(x): return {' + '.join(f'{each}(x)' for each in names)}" for one in names)
+    source = "\n".join(
+        f"def {name}(x): return {' + '.join(f'{each}(x)' for each in names)}" for name in names
+    )
     start = time.process_time()
     plausible(source)
     assert time.process_time() - start < 60  # by every path it would take years

@@ -29,8 +29,8 @@ FAULTS = {each.fault for each in PLANTED}
 
 def test_every_fault_is_in_every_style_or_cannot_be() -> None:
     assert len({(each.fault, each.style) for each in PLANTED}) == len(PLANTED)
-    there = {(each.fault, each.style) for each in PLANTED} | set(NOT_POSSIBLE)
-    assert {(fault, style) for fault in FAULTS for style in STYLES} == there
+    present = {(each.fault, each.style) for each in PLANTED} | set(NOT_POSSIBLE)
+    assert {(fault, style) for fault in FAULTS for style in STYLES} == present
     for faults in (NO_FAULT, RIGHT_NUMBERS, CRASHES, ONLY_WITH_CARRIED_WEIGHTS, set().union(*SAME_NUMBERS)):
         assert set(faults) <= FAULTS
 
@@ -55,15 +55,15 @@ def test_faults_with_the_same_numbers_have_them(group: set[str]) -> None:
 
     def output(make: type[nn.Module], mask: Tensor | None) -> Tensor:
         torch.manual_seed(0)
-        found = make(E, H).eval()(*inputs, None if mask is None else mask.clone())
-        return found[0] if isinstance(found, tuple) else found
+        result = make(E, H).eval()(*inputs, None if mask is None else mask.clone())
+        return result[0] if isinstance(result, tuple) else result
 
     makes = [each.make for each in PLANTED if each.fault in group and each.style == "separate"]
     assert len(makes) == len(group)
-    for given in (None, mask):
-        expected = output(makes[0], given)
+    for case_mask in (None, mask):
+        expected = output(makes[0], case_mask)
         for make in makes[1:]:
-            torch.testing.assert_close(output(make, given), expected, equal_nan=True)
+            torch.testing.assert_close(output(make, case_mask), expected, equal_nan=True)
 
 
 # Scripts that do not run
@@ -82,6 +82,6 @@ def test_every_broken_script_is_told_the_line_it_breaks_at(tmp_path: Path, one_t
     assert set(not_judged) == NOT_JUDGED, not_judged
     assert not [name for name, report in reports.items() if report.ok]
     for name, (line, error, _) in WHAT.items():
-        problems = [(one.kind, one.line) for one in reports[name].problems]
+        problems = [(problem.kind, problem.line) for problem in reports[name].problems]
         if error and name != "no forward":
             assert problems == [(error.replace("IndentationError", "SyntaxError"), line)], name

@@ -75,16 +75,16 @@ NEEDS = {
 
 
 @pytest.mark.thinned(keep=["a GPU in forward", "Lightning"])
-@pytest.mark.parametrize("what", NEEDS)
+@pytest.mark.parametrize("need", NEEDS)
 def test_what_is_right_without_it_passes_and_what_is_wrong_does_not(
-    what: str, tmp_path: Path, one_template: Template
+    need: str, tmp_path: Path, one_template: Template
 ) -> None:
     file = tmp_path / "mha.py"
-    source = ATTENTION.format(**PLAIN | NEEDS[what])
+    source = ATTENTION.format(**PLAIN | NEEDS[need])
     file.write_text(source)
     report = check_file(file, template=one_template)
     assert report.ok, report
-    if "GPU" in what:
+    if "GPU" in need:
         assert WORDS in report.conventions.words
     file.write_text(source.replace("weights = (q @ k.mT", "weights = (q @ k.mT / 2"))
     assert check_file(file, template=one_template).verdict == "wrong"
@@ -211,7 +211,7 @@ def test_sizes_set_under_main_are_set_before_it_is_built(tmp_path: Path, one_tem
     file.write_text(source + UNDER_MAIN.replace("32, 4", "map(int, input().split())"))
     assert check_file(file, template=one_template).verdict == "not judged"
     file.write_text(source)
-    assert [one.key for one in check_file(file, template=one_template).faults] == ["undefined name"] * 2
+    assert [fault.key for fault in check_file(file, template=one_template).faults] == ["undefined name"] * 2
 
 
 def test_what_only_a_script_binds() -> None:
@@ -268,11 +268,13 @@ class"""
 
 
 @pytest.mark.thinned(keep=["freqs_cis"])
-@pytest.mark.parametrize("taken", ROPE)
-def test_tables_of_a_rotation_are_given(taken: str, tmp_path: Path, one_template: Template) -> None:
-    turning, said = ROPE[taken]
+@pytest.mark.parametrize("arguments", ROPE)
+def test_tables_of_a_rotation_are_given(arguments: str, tmp_path: Path, one_template: Template) -> None:
+    turning, words = ROPE[arguments]
     source = (
-        ATTENTION.format(**PLAIN).replace("class", TURNS, 1).replace("query, key, value):", f"x, {taken}):")
+        ATTENTION.format(**PLAIN)
+        .replace("class", TURNS, 1)
+        .replace("query, key, value):", f"x, {arguments}):")
     )
     source = source.replace("(query)", "(x)").replace(
         "self.q, query), (self.k, key), (self.v, value", "self.q, x), (self.k, x), (self.v, x"
@@ -281,10 +283,10 @@ def test_tables_of_a_rotation_are_given(taken: str, tmp_path: Path, one_template
     file = tmp_path / "mha.py"
     file.write_text(source)
     report = check_file(file, template=one_template)
-    assert report.ok and said in report.summary, report
-    assert ("was not judged" in " ".join(report.conventions.words)) == (said == "the same as")
+    assert report.ok and words in report.summary, report
+    assert ("was not judged" in " ".join(report.conventions.words)) == (words == "the same as")
     file.write_text(source.replace(" / self.width**0.5", ""))
-    assert "no scale" in [one.key for one in check_file(file, template=one_template).faults]
+    assert "no scale" in [fault.key for fault in check_file(file, template=one_template).faults]
 
 
 def test_tables_in_every_shape() -> None:
@@ -300,13 +302,13 @@ def test_tables_in_every_shape() -> None:
         "cosine_scores": None,
     }
     for shape in TABLES:
-        found = rotation_table(
+        tables = rotation_table(
             "cos and sin", shape, False, torch.zeros(2, 5, 24), 6, (4, 2, 1), torch.float64
         )
         if shape == ADDED:  # one that is added to the input: it adds nothing
-            assert found.shape == (2, 5, 24) and not found.any()
+            assert tables.shape == (2, 5, 24) and not tables.any()
             continue
-        cos, sin = found
+        cos, sin = tables
         assert torch.allclose(cos**2 + sin**2, torch.ones_like(cos)) and cos.shape[-1] in (3, 6)
     for slot in ("cos", "sin"):  # one angle for every position and pair
         still = rotation_table(slot, "[T, D]", True, torch.zeros(2, 5, 24), 6, (4, 2, 1), torch.float64)

@@ -62,7 +62,7 @@ def whole(name: str, scale: str = RIGHT) -> str:
 
 
 def judged(source: str) -> set[str]:
-    return {one.name for one in plausible(TOP + source)[0]}
+    return {candidate.name for candidate in plausible(TOP + source)[0]}
 
 
 def test_classes_that_do_not_use_each_other_are_both_judged() -> None:
@@ -78,9 +78,9 @@ def test_a_layer_that_holds_both_makes_neither_a_part() -> None:
 
 def test_a_helper_is_not_judged_whatever_its_variables_are_called() -> None:
     both = TOP + HELPER + whole("MultiHeadAttention")
-    found, beside = plausible(both)
-    assert [one.name for one in found] == ["MultiHeadAttention"]
-    assert [one.name for one in beside] == ["ScaledDotProductAttention"]
+    likely, beside = plausible(both)
+    assert [candidate.name for candidate in likely] == ["MultiHeadAttention"]
+    assert [candidate.name for candidate in beside] == ["ScaledDotProductAttention"]
 
 
 def test_a_base_class_is_judged_through_the_one_that_derives_from_it() -> None:
@@ -124,7 +124,7 @@ def test_one_wrong_class_makes_the_file_wrong(tmp_path: Path, one_template: Temp
     file.write_text(TOP + "".join([whole("SelfAttention"), whole("CrossAttention", WRONG)][::order]))
     report = check_file(file, template=one_template)
     assert (report.verdict, report.name) == ("wrong", "CrossAttention")
-    assert [(one.name, one.verdict) for one in report.others] == [("SelfAttention", "right")]
+    assert [(report.name, report.verdict) for report in report.others] == [("SelfAttention", "right")]
     assert check_file(file, "SelfAttention", template=one_template).ok
 
 
@@ -132,14 +132,14 @@ def test_a_name_is_for_every_file(tmp_path: Path, one_template: Template) -> Non
     for file, scale in (("one.py", RIGHT), ("two.py", WRONG)):
         (tmp_path / file).write_text(TOP + whole("SelfAttention", scale) + whole("CrossAttention"))
     (tmp_path / "other.py").write_text(TOP + whole("MultiHeadAttention"))
-    asked = [(path, "CrossAttention") for path in sorted(tmp_path.glob("*.py"))]
-    reports = list(check_files(asked, template=one_template))
-    assert [one.verdict for one in reports] == ["right", "not judged", "right"]
+    targets = [(path, "CrossAttention") for path in sorted(tmp_path.glob("*.py"))]
+    reports = list(check_files(targets, template=one_template))
+    assert [report.verdict for report in reports] == ["right", "not judged", "right"]
     assert "MultiHeadAttention" in reports[1].summary and not reports[0].others
 
 
 @pytest.mark.parametrize(
-    ("answers", "asked", "verdict"),
+    ("answers", "expected", "verdict"),
     [
         ([["right", "right"]], ["A", "B"], "right"),
         ([["right", "not judged"]], ["A", "B"], "not judged"),
@@ -149,22 +149,22 @@ def test_a_name_is_for_every_file(tmp_path: Path, one_template: Template) -> Non
     ],
 )
 def test_a_class_beside_the_likeliest_is_checked_until_it_can_be_judged(
-    answers: list[list[str | None]], asked: list[str], verdict: str
+    answers: list[list[str | None]], expected: list[str], verdict: str
 ) -> None:
     """`answers`: of each way to check, the verdict on A and on B; None: it refuses."""
-    met: list[str] = []
+    checked: list[str] = []
 
     def way(verdicts: list[str | None]) -> Callable[[str], Report]:
         def check(name: str) -> Report:
-            met.append(name)
-            said = verdicts["AB".index(name)]
-            if said is None:
+            checked.append(name)
+            outcome = verdicts["AB".index(name)]
+            if outcome is None:
                 raise ArgumentError(f"arguments must name parameters of {name}")
-            return Report(name, ok=said == "right", summary="", judged=said != "not judged")
+            return Report(name, ok=outcome == "right", summary="", judged=outcome != "not judged")
 
         return check
 
     judged = [Candidate(name, "class", 1, 2, 5.0) for name in "AB"]
     report = SeveralClasses(judged, [], Cells()).check_each(*map(way, answers))
-    every = {report.name: report.verdict} | {one.name: one.verdict for one in report.others}
-    assert met == asked and every == {"A": "right", "B": verdict}
+    every = {report.name: report.verdict} | {report.name: report.verdict for report in report.others}
+    assert checked == expected and every == {"A": "right", "B": verdict}
