@@ -16,7 +16,7 @@ def _sources_read_once() -> Iterator[None]:
     cached: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
     find = inspect.findsource
 
-    def found(thing: Any) -> Any:
+    def source_of(thing: Any) -> Any:
         if not inspect.isclass(thing):
             return find(thing)
         if thing not in cached:
@@ -24,5 +24,5 @@ def _sources_read_once() -> Iterator[None]:
         return cached[thing]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inspect, "findsource", found)
+        patch.setattr(inspect, "findsource", source_of)
         yield

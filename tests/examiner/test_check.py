@@ -108,7 +108,7 @@ def test_a_constant_scale_comes_with_its_number() -> None:
 def test_what_cannot_be_told_is_said() -> None:
     style = next(style for style in right.RIGHT if style.style == "unflatten and move")
     report = hw.check(style.build())
-    assert any("one input" in words for words in report.not_judged)
+    assert any("have the same input" in words for words in report.not_judged)
 
 
 def test_something_that_is_no_code_is_refused() -> None:
@@ -231,7 +231,7 @@ def test_scores_that_are_returned_as_scores_are_a_remark() -> None:
     assert report.ok, str(report)
     (named,) = report.remarks
     assert named.key == "scores returned"
-    assert "it returns the scaled scores beside the output, not the weights" in named.detail
+    assert "it returns the scaled scores with the output, not the weights" in named.detail
 
 
 def test_a_cache_that_gives_what_all_at_once_gives_is_said_to() -> None:

@@ -116,7 +116,7 @@ class Looking(AddedInWords):
     def hidden(self, T: int) -> Tensor:
         return torch.ones(T, T, dtype=torch.bool).triu(1)
 
-    def seen(self, x: Tensor, alone: bool) -> Tensor:
+    def visible_scores(self, x: Tensor, alone: bool) -> Tensor:
         T = x.shape[1]
         added = torch.zeros(T, T, dtype=x.dtype)
         if alone:
@@ -135,7 +135,7 @@ class LooksBack(Looking):
         self.back = look_back_only
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        return self.seen(x, alone=True) if self.back else self.seen(x, alone=False)
+        return self.visible_scores(x, alone=True) if self.back else self.seen(x, alone=False)
 
 
 class LooksBackTurned(LooksBack, Turned):
@@ -165,8 +165,8 @@ class Directed(Looking):
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         if self.direction == "left":
-            return self.seen(x, alone=True)
-        return self.seen(x, alone=False)
+            return self.visible_scores(x, alone=True)
+        return self.visible_scores(x, alone=False)
 
 
 class DirectedTurned(Directed, Turned):
@@ -180,8 +180,8 @@ class Told(Looking):
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         if self.config.past_only:
-            return self.seen(x, alone=True)
-        return self.seen(x, alone=False)
+            return self.visible_scores(x, alone=True)
+        return self.visible_scores(x, alone=False)
 
 
 class ToldTurned(Told, Turned):
@@ -191,8 +191,8 @@ class ToldTurned(Told, Turned):
 class AskedInCall(Looking):
     def forward(self, x: Tensor, both_sides: bool = True) -> Tensor:  # type: ignore[override]
         if not both_sides:
-            return self.seen(x, alone=True)
-        return self.seen(x, alone=False)
+            return self.visible_scores(x, alone=True)
+        return self.visible_scores(x, alone=False)
 
 
 class AskedInCallTurned(AskedInCall, Turned):
@@ -208,7 +208,7 @@ class Flashing(Looking):
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         if self.use_flash:
-            return self.seen(x, alone=False)
+            return self.visible_scores(x, alone=False)
         return AddedInWords.forward(self, x, torch.zeros(1).masked_fill(self.hidden(x.shape[1]), -torch.inf))
 
 

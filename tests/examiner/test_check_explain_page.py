@@ -30,10 +30,10 @@ RIGHT, LEFT, DOWN, ENTER = ("ArrowRight", 39), ("ArrowLeft", 37), ("ArrowDown", 
 def learner(wrong: dict[str, Any], mask: torch.Tensor | None = None) -> Explanation:
     torch.manual_seed(1)
     weights = Weights(*torch.randn(4, 12, 12).double().div(3), *torch.randn(4, 12).double().div(3))
-    given = ProbeInputs(*torch.randn(3, 3, 7, 12).double(), mask)
-    yours = recipe.run(given, weights, 3, wrong)
+    inputs = ProbeInputs(*torch.randn(3, 3, 7, 12).double(), mask)
+    yours = recipe.run(inputs, weights, 3, wrong)
     evidence = Evidence("Mine", "class", num_heads=3, embed_dim=12, weights=weights)
-    evidence.calls = [ProbeCall("plain", given, yours.output)]
+    evidence.calls = [ProbeCall("plain", inputs, yours.output)]
     return explain_evidence(evidence, yours)
 
 
@@ -95,16 +95,16 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def explained(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    kept: dict[str, tuple[Explanation, Path]] = {}
+    pages: dict[str, tuple[Explanation, Path]] = {}
 
     def get(name: str) -> tuple[Explanation, Path]:
-        if name not in kept:
+        if name not in pages:
             explanation = made(name)
-            kept[name] = (
+            pages[name] = (
                 explanation,
                 explanation.to_html(tmp_path_factory.mktemp("page") / f"{name}.html".replace(" ", "_")),
             )
-        return kept[name]
+        return pages[name]
 
     return get
 
@@ -223,10 +223,10 @@ def test_a_mask_is_told_in_words(browser: Browser, explained: Any) -> None:
     assert "query 1 “cat” may not attend to key 3 “on”: the key comes later." in page.text(".sum")
     page.click(cell(3, 1))
     assert "query 3 “on” may attend to key 1 “cat”: the mask is True here" in page.text(".sum")
-    said = page.text("#step")
+    text = page.text("#step")
     assert (
-        "Causal: a query attends to the keys up to its own position" in said
-        and "True = may not attend" in said
+        "Causal: a query attends to the keys up to its own position" in text
+        and "True = may not attend" in text
     )
     _, path = explained("cross")
     page = browser.open(path, fragment="#step=mask&sample=0")
@@ -355,9 +355,12 @@ def test_axe_notices_what_it_should(browser: Browser, tmp_path: Path) -> None:
     body = "<button></button><p id=pale>pale words</p>"
     path.write_text(f"<!doctype html><html lang=en>{head}{body}", "utf-8")
     page = browser.open(path)
-    found = findings(page)
-    assert [each.partition(" (")[0] for each in found] == ["button-name: button", "color-contrast: #pale"]
-    assert findings(page) == found
+    violations = findings(page)
+    assert [each.partition(" (")[0] for each in violations] == [
+        "button-name: button",
+        "color-contrast: #pale",
+    ]
+    assert findings(page) == violations
 
 
 @pytest.mark.parametrize(

@@ -709,12 +709,12 @@ def test_exceptions_of_building_and_calling(old: str, new: str, call: str, words
 
 
 def test_what_is_no_python() -> None:
-    def said(source: str, line: int) -> str:
+    def described(source: str, line: int) -> str:
         return explain(Problem("import", "SyntaxError", "invalid syntax", line), source)
 
-    assert "notebook command" in said("import torch\n!pip install einops\n", 2)
-    assert "marks a code block" in said("```python\nimport torch\n", 1)
-    assert said("x = (1\ny = 2\n", 2) == (
+    assert "notebook command" in described("import torch\n!pip install einops\n", 2)
+    assert "marks a code block" in described("```python\nimport torch\n", 1)
+    assert described("x = (1\ny = 2\n", 2) == (
         "Line 2, `y = 2`: Python cannot read the file: invalid syntax. Check the brackets, colons and "
         "indentation of this line and the one before it."
     )
