@@ -672,7 +672,7 @@ def two_lengths(caller: Caller, evidence: Evidence, text: str) -> list[Finding]:
 def biases(projections: Projections) -> Iterator[Finding]:
     """Find biases that some projections have and others lack; that of the key has no effect."""
     guess = projections.guess
-    if guess is None or not guess.complete or guess.how not in {"names", "given"}:
+    if guess is None or not guess.complete or guess.source not in {"names", "given"}:
         return
     lacking = [name for name in "qkv" if not guess.biases.get(name)]
     if lacking == ["k"]:

@@ -1,31 +1,29 @@
-"""Which parameter is which, from gradients alone: no names, any layout.
+"""Which projection each parameter makes, and in which of its axes and rows: by gradients, and by names.
 
-The features are cut into four quarters A, B, C, Z. Queries live on A, keys on B, values on C, nothing on Z. A
-weight that multiplies an input has gradient 0 along Z: that is its input axis, which tells [out, in] from
-[in, out]; row by row, A, B or C tells whether it makes queries, keys or values. The cotangent is 0 on the
-output's quarter A: that axis of W_o is its output.
+Gradients need no names and work for any layout. The features are divided into quarters A, B, C, Z. Queries
+are nonzero on A, keys on B, values on C, nothing on Z. A weight that multiplies an input has gradient 0 along
+Z: that is its input axis, which distinguishes [out, in] from [in, out]. Row by row, A, B or C shows whether
+it makes queries, keys or values. The gradient of the output is 0 on the quarter A: that axis of W_o is its
+output axis.
 
-Where one input is all three, the last token lives on A and the others on B, and only the last output is
-asked: queries see A alone. When all tokens are equal the weights of the attention do not depend on q and k:
+Where one input is all three, the last token is nonzero on A and the others on B, and only the last output
+counts: queries depend on A alone. If all tokens are equal, the attention weights do not depend on q and k:
 their rows get no gradient, those of v do.
-
-From parameters as they are kept to the four projections as nn.Linear holds them.
-
-How the learner's code keeps its parameters: which are weights, which axis meets the input.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from ..evidence import Role
 from ..recipe import Weights
-from .caller import Caller, inputs_for
+from .caller import QKV, Caller, inputs_for, map_inputs
 from .environment import CAUGHT
 from .subject import Subject
 from .vocabulary import bare, role_word
@@ -33,7 +31,7 @@ from .vocabulary import bare, role_word
 
 @dataclass(eq=False)
 class Fingerprint:
-    """What gradients say about one parameter."""
+    """What gradients show about one parameter."""
 
     used: bool = False
     in_axis: int | None = None  # along which it meets an input
@@ -43,24 +41,25 @@ class Fingerprint:
     )  # "q", "k", "v", several letters, or "" for each row [.., E]
 
 
-def _gradients(
-    caller: Caller, inputs: tuple[Tensor, Tensor, Tensor], cotangent: Tensor, mask: Tensor | None = None
-) -> dict[str, Tensor]:
+def _gradients(caller: Caller, inputs: QKV, cotangent: Tensor) -> dict[str, Tensor]:
+    """Return the gradient of each parameter that has one."""
     parameters = {k: p for k, p in caller.subject.parameters.items() if p.requires_grad}
     if caller.plan.as_numpy:
         return _differences(caller, parameters, inputs, cotangent)
-    output = caller.call(*inputs, mask).output
+    output = caller.call(*inputs).output
     if not output.requires_grad or not parameters:
         return {}
-    found = torch.autograd.grad((output * cotangent).sum(), list(parameters.values()), allow_unused=True)
-    return {name: one for name, one in zip(parameters, found, strict=True) if one is not None}
+    gradients = torch.autograd.grad((output * cotangent).sum(), list(parameters.values()), allow_unused=True)
+    return {
+        name: gradient for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None
+    }
 
 
 def _differences(
-    caller: Caller, parameters: dict[str, Tensor], inputs: tuple[Tensor, Tensor, Tensor], cotangent: Tensor
+    caller: Caller, parameters: dict[str, Tensor], inputs: QKV, cotangent: Tensor
 ) -> dict[str, Tensor]:
-    """What gradients would be where there are none: each number moved a little. Zeros are exact zeros."""
-    step, found = 1e-4, {}
+    """Return difference quotients for code without gradients, one call per number; zeros are exact."""
+    step, gradients = 1e-4, {}
     with torch.no_grad():
         base = (caller.call(*inputs).output * cotangent).sum()
         for name, parameter in parameters.items():
@@ -70,133 +69,140 @@ def _differences(
                 flat[i] += step
                 moved[i] = ((caller.call(*inputs).output * cotangent).sum() - base) / step
                 flat[i] = was
-            found[name] = moved.view_as(parameter)
-    return found
+            gradients[name] = moved.view_as(parameter)
+    return gradients
 
 
-def _on(x: Tensor, quarter: int, quarters: int = 4) -> Tensor:
-    """Zero but on one quarter of the features."""
+def _on_quarter(x: Tensor, quarter: int, quarters: int = 4) -> Tensor:
+    """Return a copy that is zero except on one quarter of the features."""
     step = x.shape[-1] // quarters
-    kept = torch.zeros_like(x)
-    kept[..., quarter * step : (quarter + 1) * step] = x[..., quarter * step : (quarter + 1) * step]
-    return kept
+    part = torch.zeros_like(x)
+    part[..., quarter * step : (quarter + 1) * step] = x[..., quarter * step : (quarter + 1) * step]
+    return part
 
 
-def fingerprints(caller: Caller) -> dict[str, Fingerprint]:
-    """For every parameter; empty where gradients cannot be had."""
-    try:
-        return _fingerprints(caller)
-    except CAUGHT:
-        return {}
+class Fingerprints(Mapping[str, Fingerprint]):
+    """The fingerprint of every parameter, measured at first use; empty where gradients cannot be had."""
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+
+    @cached_property
+    def measured(self) -> dict[str, Fingerprint]:
+        """The fingerprints by the path of the parameter."""
+        try:
+            return _fingerprints(self.caller)
+        except CAUGHT:
+            return {}
+
+    def __getitem__(self, path: str) -> Fingerprint:
+        return self.measured[path]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.measured)
+
+    def __len__(self) -> int:
+        return len(self.measured)
 
 
 def _fingerprints(caller: Caller) -> dict[str, Fingerprint]:
+    """Measure the fingerprint of every parameter."""
     sizes, plan, zero = caller.subject.sizes, caller.plan, caller.subject.gradient_tolerance
-    T = S = sizes.long
-    query, key, value = inputs_for(caller, T, S, seed=11)
+    query, key, value = inputs_for(caller, seed=11)
     width = caller.call(query, key, value).output.shape[-1]
-    cotangent = torch.randn(
-        sizes.B, T, width, generator=torch.Generator().manual_seed(5), dtype=torch.float64
-    )
+    generator = torch.Generator().manual_seed(5)
+    cotangent = torch.randn(sizes.B, sizes.long, width, generator=generator, dtype=torch.float64)
     cotangent[..., : width // 4] = 0
-    equal: dict[str, Tensor] = {}
-    spread: dict[str, Tensor] = {}
     if plan.self_only:
-        x = _on(query, 1)
-        x[:, -1] = _on(query, 0)[:, -1]
+        x = _on_quarter(query, 1)
+        x[:, -1] = _on_quarter(query, 0)[:, -1]
         query = key = value = x
         cotangent[:, :-1] = 0
     elif plan.memory_only:
-        query, key = _on(query, 0), _on(key, 1)
+        query, key = _on_quarter(query, 0), _on_quarter(key, 1)
         value = key
     else:
-        query, key, value = _on(query, 0), _on(key, 1), _on(value, 2)
-    apart = _gradients(caller, (query, key, value), cotangent)
+        query, key, value = _on_quarter(query, 0), _on_quarter(key, 1), _on_quarter(value, 2)
+    gradients = _gradients(caller, (query, key, value), cotangent)
+    of_equal_tokens: dict[str, Tensor] = {}
+    of_all_values: dict[str, Tensor] = {}
     if plan.self_only or plan.memory_only:
-        flat = [one[:, :1].expand_as(one).contiguous() for one in inputs_for(caller, T, S, seed=12)]
-        if plan.self_only:
-            flat = [flat[0]] * 3
-        equal = _gradients(caller, (flat[0], flat[1], flat[1]), cotangent)
+        equal_tokens = map_inputs(inputs_for(caller, seed=12), lambda x: x[:, :1].expand_as(x).contiguous())
+        of_equal_tokens = _gradients(caller, equal_tokens, cotangent)
     else:
-        dense = inputs_for(caller, T, S, seed=13)
-        spread = _gradients(caller, (query, key, dense[2]), cotangent)
-    found = {}
-    largest = max((float(one.abs().max()) for one in equal.values()), default=1.0)
+        of_all_values = _gradients(caller, (query, key, inputs_for(caller, seed=13)[2]), cotangent)
+    measured = {}
+    threshold = zero * max((float(x.abs().max()) for x in of_equal_tokens.values()), default=1.0)
     for name, parameter in caller.subject.parameters.items():
-        gradient = apart.get(name)
+        gradient, of_equal = gradients.get(name), of_equal_tokens.get(name)
         if gradient is None or not bool((gradient != 0).any()):
-            found[name] = Fingerprint(used=name in equal and bool((equal[name].abs() > zero * largest).any()))
+            measured[name] = Fingerprint(of_equal is not None and bool((of_equal.abs() > threshold).any()))
             continue
-        print_ = Fingerprint(used=True)
-        if parameter.ndim >= 2:
-            _axes(print_, gradient, spread.get(name), sizes.E, width, zero)
-            if print_.in_axis is not None:
-                still = equal.get(name)
-                print_.rows = _rows(
-                    gradient, print_.in_axis, sizes.E, still, largest, zero, plan.self_only, plan.memory_only
-                )
-        found[name] = print_
-    return found
+        fingerprint = measured[name] = Fingerprint(used=True)
+        if parameter.ndim < 2:
+            continue
+        _find_axes(fingerprint, gradient, of_all_values.get(name), sizes.E, width, zero)
+        if (axis := fingerprint.in_axis) is not None:
+            rows = gradient.movedim(axis, -1).reshape(-1, sizes.E).abs()
+            makes_values = torch.zeros(len(rows), dtype=torch.bool)
+            if of_equal is not None:
+                still = of_equal.movedim(axis, -1).reshape(-1, sizes.E).abs()
+                makes_values = still.amax(1) > 1e2 * threshold
+            one_input = plan.self_only or plan.memory_only
+            fingerprint.rows = _roles_of_rows(rows, makes_values if one_input else None, zero)
+    return measured
 
 
-def _axes(
-    print_: Fingerprint, gradient: Tensor, spread: Tensor | None, E: int, width: int, zero: float
+def _find_axes(
+    fingerprint: Fingerprint, gradient: Tensor, of_all_values: Tensor | None, E: int, width: int, zero: float
 ) -> None:
-    inward = [axis for axis in reversed(range(gradient.ndim)) if len(_live(gradient, axis, zero)) == E]
-    inward = [axis for axis in inward if not bool(_live(gradient, axis, zero)[3 * (E // 4) :].any())]
-    if (
-        len(inward) > 1 and spread is not None
-    ):  # values that are not projected lend their pattern to other axes
-        inward = [
-            axis for axis in inward if not bool(_live(spread, axis, zero)[3 * (E // 4) :].any())
-        ] or inward
-    print_.in_axis = inward[0] if inward else None
-    for axis in reversed(range(gradient.ndim)):
-        live = _live(gradient, axis, zero)
-        if axis != print_.in_axis and len(live) == width and not bool(live[: width // 4].any()):
-            print_.out_axis = axis
+    """Find the axis along which a parameter meets an input, and the one along which it makes the output."""
+
+    def avoids_last_quarter(gradient: Tensor, axis: int) -> bool:
+        return not bool(_nonzero_along(gradient, axis, zero)[3 * (E // 4) :].any())
+
+    axes = list(reversed(range(gradient.ndim)))
+    inward = [
+        axis for axis in axes
+        if len(_nonzero_along(gradient, axis, zero)) == E and avoids_last_quarter(gradient, axis)
+    ]  # fmt: skip
+    if len(inward) > 1 and of_all_values is not None:
+        # values that are not projected lend their pattern to other axes
+        inward = [axis for axis in inward if avoids_last_quarter(of_all_values, axis)] or inward
+    fingerprint.in_axis = inward[0] if inward else None
+    for axis in axes:
+        nonzero = _nonzero_along(gradient, axis, zero)
+        if axis != fingerprint.in_axis and len(nonzero) == width and not bool(nonzero[: width // 4].any()):
+            fingerprint.out_axis = axis
 
 
-def _live(gradient: Tensor, axis: int, zero: float) -> Tensor:
-    """Where along an axis there is any gradient, bool [size of the axis]."""
+def _nonzero_along(gradient: Tensor, axis: int, zero: float) -> Tensor:
+    """Return where along an axis there is any gradient, bool [size of the axis]."""
     others = [a for a in range(gradient.ndim) if a != axis]
     return gradient.abs().amax(others) > zero * float(gradient.abs().max())
 
 
-def _rows(
-    gradient: Tensor,
-    axis: int,
-    E: int,
-    still: Tensor | None,
-    largest: float,
-    zero: float,
-    self_only: bool,
-    memory_only: bool,
-) -> list[str]:
-    """What each row, the input axis moved last and the others flattened, makes."""
-    step = E // 4
-    rows = gradient.movedim(axis, -1).reshape(-1, E).abs()
-    size = float(rows.max())
-    live = torch.stack([rows[:, i * step : (i + 1) * step].amax(1) > zero * size for i in range(3)], 1)
-    if not self_only and not memory_only:
-        return ["".join(role for role, on in zip("qkv", row, strict=True) if on) for row in live.tolist()]
-    moving = torch.zeros(len(rows), dtype=torch.bool)
-    if still is not None:
-        moving = still.movedim(axis, -1).reshape(-1, E).abs().amax(1) > 1e2 * zero * largest
-    said = []
-    for (a, b, _), v in zip(live.tolist(), moving.tolist(), strict=True):
-        if not a and not b:
-            said.append("")
-        elif v:
-            said.append("v")
-        else:
-            said.append("k" if b else "q")
-    return said
+def _roles_of_rows(rows: Tensor, makes_values: Tensor | None, zero: float) -> list[str]:
+    """Return what each row of a weight makes: "q", "k", "v", several of them, or "".
+
+    Args:
+        rows: magnitudes of gradients, the input axis last: [n, E].
+        makes_values: bool [n], where one input is more than one of query, key and value.
+    """
+    step = rows.shape[1] // 4
+    threshold = zero * float(rows.max())
+    live = torch.stack([rows[:, i * step : (i + 1) * step].amax(1) > threshold for i in range(3)], 1).tolist()
+    if makes_values is None:
+        return ["".join(role for role, on in zip("qkv", row, strict=True) if on) for row in live]
+    return [
+        ("v" if is_value else "k" if on_keys else "q") if on_queries or on_keys else ""
+        for (on_queries, on_keys, _), is_value in zip(live, makes_values.tolist(), strict=True)
+    ]
 
 
 @dataclass(eq=False)
 class ParameterSlice:
-    """Part of a parameter: which rows of it, once it is [out, in]; of a bias, [n, 1]."""
+    """Rows of a parameter as [out, in]; of a bias as [n, 1]."""
 
     name: str
     rows: Tensor
@@ -207,9 +213,9 @@ class ParameterSlice:
 
 @dataclass(eq=False)
 class Assignment:
-    """A proposal: pieces for each projection and bias, which together make the weights."""
+    """A proposal of which slices of parameters make each projection and bias."""
 
-    how: str  # "names", "calls", "gradients", "given"
+    source: str  # "names", "calls", "gradients", "given"
     weights: dict[str, list[ParameterSlice]] = field(default_factory=dict)  # q, k, v, o
     biases: dict[str, list[ParameterSlice]] = field(default_factory=dict)
     order: str = ""  # of a fused weight
@@ -220,49 +226,49 @@ class Assignment:
 
     @property
     def complete(self) -> bool:
-        """Whether q, k and v were all found."""
+        """True if q, k and v all have a slice."""
         return all(self.weights.get(name) for name in "qkv")
 
 
 def rows_of(tensor: Tensor, in_axis: int) -> Tensor:
-    """[out, in] of a parameter of any number of axes."""
+    """Return a parameter of any number of axes as [out, in]."""
     flat = tensor.detach().movedim(in_axis, -1)
     return flat.reshape(-1, flat.shape[-1])
 
 
 def out_rows(tensor: Tensor, out_axis: int) -> Tensor:
-    """The same for an output projection, whose inputs are heads and channels: [out, H * D]."""
+    """Return an output projection, whose inputs are heads and channels, as [out, H * D]."""
     flat = tensor.detach().movedim(out_axis, 0)
     return flat.reshape(flat.shape[0], -1)
 
 
 def join(pieces: Sequence[ParameterSlice]) -> Tensor:
-    """One below the other."""
-    return torch.cat([one.rows for one in pieces])
+    """Return the rows of several slices, one below the other."""
+    return torch.cat([piece.rows for piece in pieces])
 
 
 def _join_out(pieces: Sequence[ParameterSlice], width: int) -> Tensor:
-    """Of an output projection: side by side where each head has its own, [E, D]."""
-    beside = len(pieces) > 1 and sum(one.rows.shape[1] for one in pieces) == width
-    return torch.cat([one.rows for one in pieces], dim=1) if beside else join(pieces)
+    """Return the rows of an output projection; slices of the single heads, [E, D], stand side by side."""
+    beside = len(pieces) > 1 and sum(piece.rows.shape[1] for piece in pieces) == width
+    return torch.cat([piece.rows for piece in pieces], dim=1) if beside else join(pieces)
 
 
-def role_of(pieces: Sequence[ParameterSlice], how: str) -> Role:
-    """Where it was found, in words."""
+def role_of(pieces: Sequence[ParameterSlice], source: str) -> Role:
+    """Return which parameter a projection is, in words and by path."""
     first = pieces[0]
     more = f" and {len(pieces) - 1} more" if len(pieces) > 1 else ""
     start = first.start if len(pieces) == 1 else None
-    return Role(f"{first.name}{first.where}{more}", how, first.transposed, first.name, start)
+    return Role(f"{first.name}{first.where}{more}", source, first.transposed, first.name, start)
 
 
 def is_small(guess: Assignment, E: int, H: int) -> bool:
-    """Whether its projections are [D, D], one for all heads."""
+    """Return True if the projections are [D, D], one for all heads."""
     q = guess.weights.get("q") or guess.weights.get("v")
     return bool(q) and H > 1 and join(q or []).shape[1] * H == E and len(join(q or [])) * H == E
 
 
 def weights_of(guess: Assignment, E: int, H: int) -> tuple[Weights, list[str]] | None:
-    """The weights a guess amounts to, and sentences about them; None where the sizes make no sense.
+    """Return the weights of an assignment, and sentences about them; None if the sizes do not fit.
 
     Missing projections are the identity, missing biases zeros.
     """
@@ -298,19 +304,19 @@ def weights_of(guess: Assignment, E: int, H: int) -> tuple[Weights, list[str]] |
     if not whole or len(o_bias) != len(out):
         return None
     made = (*(weight[name] for name in "qkv"), out, *(bias[name] for name in "qkv"), o_bias)
-    return Weights(*(one.detach().double().clone().contiguous() for one in made)), words
+    return Weights(*(x.detach().double().clone().contiguous() for x in made)), words
 
 
 def path_role(path: str) -> str | None:
-    """Which projection a parameter's path names, from its last part to its first."""
+    """Return which projection a parameter's path names, from its last part to its first."""
     parts = path.split(".")
     if bare(parts[-1]) in {"weight", "bias", "kernel", "weightorig"}:
         parts.pop()
     for part in reversed(parts):
         if not part.isdigit():
-            found = role_word(part)
-            if found:
-                return found
+            role = role_word(part)
+            if role:
+                return role
     return None
 
 
@@ -320,7 +326,7 @@ def _is_bias(path: str, tensor: Tensor) -> bool:
 
 
 def _split(subject: Subject) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """(weights, biases) by path, without what belongs to a normalisation and single numbers."""
+    """Return weights and biases by path, without those of normalisations and single numbers."""
     weights: dict[str, Tensor] = {}
     biases: dict[str, Tensor] = {}
     for name, tensor in subject.parameters.items():
@@ -331,25 +337,25 @@ def _split(subject: Subject) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def alike(names: list[str]) -> bool:
-    """Whether paths differ in numbers alone: one a head."""
+    """Return True if paths differ in numbers alone: one for each head."""
     return len({re.sub(r"\d+", "#", name) for name in names}) == 1
 
 
 def spells(path: str) -> bool:
-    """Whether a fused weight's name says that it holds q, k, v in this order; torch's in_proj does."""
+    """Return True if a fused weight's name says that it holds q, k, v in this order."""
     return any(word in bare(path) for word in ("qkv", "querykeyvalue", "inproj"))
 
 
 class ParameterLayout:
-    """How each parameter is kept, as far as it can be told."""
+    """The axes and rows in which each parameter holds projections, as far as they are known."""
 
-    def __init__(self, subject: Subject, prints: dict[str, Fingerprint]) -> None:
+    def __init__(self, subject: Subject, prints: Mapping[str, Fingerprint]) -> None:
         self.subject, self.prints = subject, prints
         self.weights, self.biases = _split(subject)
         self.E = subject.sizes.E
 
     def input_axes(self, name: str) -> list[int]:
-        """Along which axis a weight meets the input, the likeliest first."""
+        """Return the axes along which a weight may meet the input, the likeliest first."""
         tensor = self.weights[name]
         if name in self.subject.linear:
             return [1]
@@ -357,50 +363,50 @@ class ParameterLayout:
             right = [axis for axis in (1, 0) if tensor.shape[axis] == self.E]
             if len(right) == 1:
                 return right
-        seen = self.prints.get(name)
-        if seen is not None and seen.in_axis is not None:
-            return [seen.in_axis]
+        fingerprint = self.prints.get(name)
+        if fingerprint is not None and fingerprint.in_axis is not None:
+            return [fingerprint.in_axis]
         axes = [axis for axis in range(tensor.ndim) if tensor.shape[axis] == self.E]
         return axes or [1]
 
     def output_axes(self, name: str) -> list[int]:
-        """Along which axis an output projection makes the output."""
+        """Return the axes along which an output projection may make the output, the likeliest first."""
         tensor = self.weights[name]
         if name in self.subject.linear:
             return [0]
-        seen = self.prints.get(name)
-        if seen is not None and seen.out_axis is not None:
-            return [seen.out_axis]
+        fingerprint = self.prints.get(name)
+        if fingerprint is not None and fingerprint.out_axis is not None:
+            return [fingerprint.out_axis]
         return [axis for axis in reversed(range(tensor.ndim)) if tensor.shape[axis] == self.E] or [
             tensor.ndim - 1
         ]
 
     def bias_of(self, name: str) -> str | None:
-        """The bias kept beside a weight."""
+        """Return the path of the bias beside a weight, or None."""
         beside = re.sub(r"weight$", "bias", name)
         return beside if beside != name and beside in self.biases else None
 
     def piece(self, name: str, axis: int, rows: Tensor | None = None, where: str = "") -> ParameterSlice:
-        """Rows of an input projection."""
+        """Return rows of an input projection."""
         whole = rows_of(self.weights[name], axis)
         run = rows is not None and where != "" and bool((rows.diff() == 1).all())
         start = int(rows[0]) if rows is not None and run else None
-        kept = whole if rows is None else whole[rows]
+        part = whole if rows is None else whole[rows]
         wide = [i for i, n in enumerate(self.weights[name].shape) if n > 1]  # a convolution ends in axes of 1
-        return ParameterSlice(name, kept, where, bool(wide) and axis != wide[-1], start)
+        return ParameterSlice(name, part, where, bool(wide) and axis != wide[-1], start)
 
     def out_piece(self, name: str, axis: int) -> ParameterSlice:
-        """An output projection."""
+        """Return an output projection."""
         return ParameterSlice(name, out_rows(self.weights[name], axis), "", axis != 0)
 
     def bias_piece(self, name: str, rows: Tensor | None = None, where: str = "") -> ParameterSlice:
-        """A bias, or rows of it."""
+        """Return a bias, or rows of it."""
         whole = self.biases[name].detach().reshape(-1, 1)
         return ParameterSlice(name, whole if rows is None else whole[rows], where)
 
 
 def where_of(rows: Tensor) -> str:
-    """[0:24], or [0:6] and so on."""
+    """Return rows as text: "[0:24]", or "[0:6] and so on"."""
     jumps = (rows[1:] - rows[:-1] != 1).nonzero().flatten()
     first = f"[{int(rows[0])}:{int(rows[int(jumps[0])]) + 1 if len(jumps) else int(rows[-1]) + 1}]"
     return first if not len(jumps) else f"{first} and so on"
@@ -415,7 +421,10 @@ def origin_of(
     parameters: Mapping[str, Tensor],
     factors: Mapping[str, Sequence[Tensor]] | None = None,
 ) -> dict[str, list[Tensor]]:
-    """By the names of `Weights`: indices into all parameters in order, flat; without those not found there.
+    """Return where each number of the weights comes from: indices into all parameters, flat and in order.
+
+    Keys are the names of `Weights`; those with numbers that no parameter has are left out. ZERO and ONE stand
+    for the numbers of identities and of missing biases.
 
     Args:
         factors: projections that are products of two or more, the first applied first.
@@ -425,17 +434,17 @@ def origin_of(
     held = [value.detach().double().flatten().cpu() for value in parameters.values()]
     drawn = torch.cat(held) if held else torch.empty(0, dtype=torch.float64)
     ordered, order = drawn.sort()
-    found = {}
+    origin = {}
     for name, whole in weights._asdict().items():
-        parts = [_places(one.double(), ordered, order) for one in (factors or {}).get(name, (whole,))]
-        known = [one for one in parts if one is not None]
-        if len(known) == len(parts):
-            found[name] = known
-    return found
+        parts = [_places(x.double(), ordered, order) for x in (factors or {}).get(name, (whole,))]
+        located = [x for x in parts if x is not None]
+        if len(located) == len(parts):
+            origin[name] = located
+    return origin
 
 
 def _places(numbers: Tensor, ordered: Tensor, order: Tensor) -> Tensor | None:
-    """Zeros and ones are those of identities and of biases that are not there."""
+    """Return the index of each number in the parameters; None if a number is in none of them."""
     places = torch.where(numbers == 0, ZERO, ONE)
     rest = (numbers != 0) & (numbers != 1)
     if not bool(rest.any()):

@@ -19,10 +19,10 @@ from .environment import CAUGHT
 from .parameters import (
     Assignment,
     Fingerprint,
+    Fingerprints,
     ParameterLayout,
     ParameterSlice,
     alike,
-    fingerprints,
     is_small,
     path_role,
     role_of,
@@ -34,7 +34,7 @@ from .subject import Subject, cast_loose
 
 
 def by_names(
-    subject: Subject, prints: dict[str, Fingerprint], given_roles: dict[str, str] | None = None
+    subject: Subject, prints: Mapping[str, Fingerprint], given_roles: dict[str, str] | None = None
 ) -> Iterator[Assignment]:
     """Yield the assignments that parameter names allow, the likeliest first."""
     parameters, H = ParameterLayout(subject, prints), subject.sizes.H
@@ -71,7 +71,7 @@ def by_names(
 
 
 def by_request(
-    subject: Subject, prints: dict[str, Fingerprint], roles: dict[str, str]
+    subject: Subject, prints: Mapping[str, Fingerprint], roles: dict[str, str]
 ) -> Iterator[Assignment]:
     """Yield the assignments for the roles that the user passed.
 
@@ -108,7 +108,7 @@ def _inputs(
     parameters: ParameterLayout,
     roles: dict[str, list[str]],
     bias_roles: dict[str, list[str]],
-    prints: dict[str, Fingerprint],
+    prints: Mapping[str, Fingerprint],
     H: int,
 ) -> Iterator[Cut]:
     """Yield the slices of q, k and v: of a fused weight, of weights of their own, or of both."""
@@ -133,7 +133,7 @@ def _fused(
     word: str,
     name: str,
     bias_roles: dict[str, list[str]],
-    prints: dict[str, Fingerprint],
+    prints: Mapping[str, Fingerprint],
     H: int,
 ) -> Iterator[Cut]:
     """Yield the ways to cut one weight that holds several projections."""
@@ -226,7 +226,7 @@ def _order_of_parts(letters: list[str], parts: int) -> str:
     return "".join(letter for each in part_letters for letter in each if letter)
 
 
-def by_gradients(subject: Subject, prints: dict[str, Fingerprint], caller: Caller) -> Iterator[Assignment]:
+def by_gradients(subject: Subject, prints: Mapping[str, Fingerprint], caller: Caller) -> Iterator[Assignment]:
     """Yield the assignments that gradients show, whatever the parameters are called."""
     parameters = ParameterLayout(subject, prints)
     guess = Assignment("gradients")
@@ -274,7 +274,7 @@ def by_gradients(subject: Subject, prints: dict[str, Fingerprint], caller: Calle
         yield from guesses
 
 
-def _channel_by_channel(parameters: ParameterLayout, prints: dict[str, Fingerprint], H: int) -> bool:
+def _channel_by_channel(parameters: ParameterLayout, prints: Mapping[str, Fingerprint], H: int) -> bool:
     """Return True if the rows of a fused weight change their role every H rows."""
     for name in parameters.weights:
         rows = prints[name].rows if name in prints else []
@@ -417,7 +417,6 @@ class Projections:
     num_heads: int
     proven: bool
     words: list[str] = field(default_factory=list)
-    prints: dict[str, Fingerprint] = field(default_factory=dict)
     guess: Assignment | None = None
     small: bool = False
     hard_coded: int = 0  # the number of heads requested, if the code uses another
@@ -480,7 +479,7 @@ def find_roles(
     proven = PROVEN if subject.exact else NEARLY
     if not any(tensor.ndim >= 2 for tensor in subject.parameters.values()):
         return _without_projections(caller, truth)
-    prints = {} if caller.plan.as_numpy else fingerprints(caller)
+    prints: Mapping[str, Fingerprint] = {} if caller.plan.as_numpy else Fingerprints(caller)
 
     def guesses() -> Iterator[Assignment]:
         nonlocal prints
@@ -489,7 +488,7 @@ def find_roles(
             yield from named
             if any(guess.complete for guess in named):
                 return
-            prints = fingerprints(caller)
+            prints = Fingerprints(caller)
         if override:
             yield from by_request(subject, prints, override)
             return
@@ -506,13 +505,13 @@ def find_roles(
         if tried[-1].error <= proven:
             break
     if not tried:
-        return Projections(None, {}, H, False, prints=prints)
+        return Projections(None, {}, H, False)
     best = min(tried, key=lambda attempt: attempt.error)
     if best.error > NEARLY:
         for guess, weights, words, _ in tried:
             for other in _head_counts(weights, H, subject.heads_given):
                 if error_of(weights, other, truth, steps) <= proven:
-                    projections = _projections_of(guess, weights, words, other, True, prints, E)
+                    projections = _projections_of(guess, weights, words, other, True, E)
                     projections.hard_coded = H if subject.heads_given else 0
                     return projections
     rewired = ""
@@ -521,7 +520,7 @@ def find_roles(
     elif not best.guess.certain and any(attempt.guess.certain for attempt in tried):
         rewired = _wiring(best.guess)
         best = next(attempt for attempt in tried if attempt.guess.certain)
-    elif best.guess.family == "shared" and tried[0].guess.how == "names" and tried[0].guess.complete:
+    elif best.guess.family == "shared" and tried[0].guess.source == "names" and tried[0].guess.complete:
         rewired = "one part of the weight makes more than one of q, k and v"
         best = tried[0]
     elif best.guess.spelled and best.guess.order not in ("", "qkv"):
@@ -530,11 +529,11 @@ def find_roles(
     choices = []
     if best.error > NEARLY:
         likely = [attempt for attempt in tried if attempt.guess.complete]
-        choices = [_projections_of(*attempt[:3], H, False, prints, E) for attempt in [best, *likely]]
+        choices = [_projections_of(*attempt[:3], H, False, E) for attempt in [best, *likely]]
     guessed = not best.guess.complete or best.guess.family == "shared"
-    if best.error > NEARLY and guessed and best.guess.how not in {"names", "given"}:
-        return Projections(None, {}, H, False, prints=prints, choices=choices)
-    projections = _projections_of(best.guess, best.weights, best.words, H, best.error <= NEARLY, prints, E)
+    if best.error > NEARLY and guessed and best.guess.source not in {"names", "given"}:
+        return Projections(None, {}, H, False, choices=choices)
+    projections = _projections_of(best.guess, best.weights, best.words, H, best.error <= NEARLY, E)
     projections.rewired = rewired
     projections.tried = [] if projections.proven else [attempt.weights for attempt in tried]
     projections.choices = choices
@@ -553,8 +552,8 @@ def _likeliest(tried: list[Attempt]) -> Attempt:
     Names come before gradients; for a fused weight, gradients decide about its layout.
     """
     first = tried[0]
-    if first.guess.how in {"names", "given"} and first.guess.family:
-        named = [attempt for attempt in tried if attempt.guess.how == first.guess.how]
+    if first.guess.source in {"names", "given"} and first.guess.family:
+        named = [attempt for attempt in tried if attempt.guess.source == first.guess.source]
         for shown in [attempt for attempt in named if attempt.guess.family == "as gradients say"][:1]:
             q, v = shown.weights.q, shown.weights.v
             return next(a for a in named if torch.equal(a.weights.q, q) and torch.equal(a.weights.v, v))
@@ -574,12 +573,11 @@ def _projections_of(
     words: list[str],
     H: int,
     proven: bool,
-    prints: dict[str, Fingerprint],
     E: int,
 ) -> Projections:
-    roles = {name: role_of(pieces, guess.how) for name, pieces in guess.weights.items()}
-    roles |= {f"{name}_bias": role_of(pieces, guess.how) for name, pieces in guess.biases.items()}
-    projections = Projections(weights, roles, H, proven, list(words), prints, guess, is_small(guess, E, H))
+    roles = {name: role_of(pieces, guess.source) for name, pieces in guess.weights.items()}
+    roles |= {f"{name}_bias": role_of(pieces, guess.source) for name, pieces in guess.biases.items()}
+    projections = Projections(weights, roles, H, proven, list(words), guess, is_small(guess, E, H))
     if guess.order and guess.order != "qkv"[-len(guess.order) :]:
         projections.words.append(f"the fused weight holds {', '.join(guess.order)} in this order")
     if guess.family == "head by head":

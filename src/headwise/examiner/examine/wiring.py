@@ -202,7 +202,7 @@ def _describe(
     named = (
         projections.guess is not None
         and projections.guess.complete
-        and projections.guess.how in {"names", "given"}
+        and projections.guess.source in {"names", "given"}
     )
     findings = []
     if missing:
@@ -258,7 +258,7 @@ def choose_by_fault(
     for heads in dict.fromkeys([projections.num_heads, *head_counts]):
         for other in choices:
             if other.weights is not None and one_fault_explains(other.weights, heads, *truth[0]):
-                return replace(other, prints=projections.prints, num_heads=heads, choices=[])
+                return replace(other, num_heads=heads, choices=[])
     return projections
 
 
