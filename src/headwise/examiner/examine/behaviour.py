@@ -100,14 +100,14 @@ class _WeightDrawCounter(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen = 0
+        self.count = 0
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         drawn = getattr(func, "__name__", "").endswith(("uniform_", "normal_"))
         filled = args[0] if args else (kwargs or {}).get("tensor")  # torch.nn.init names it
-        self.seen += drawn and isinstance(filled, nn.Parameter)
+        self.count += drawn and isinstance(filled, nn.Parameter)
         return func(*args, **(kwargs or {}))
 
 
@@ -118,8 +118,8 @@ def _made_in_forward(caller: Caller) -> Iterator[Finding]:
     run_body(caller, caller.subject.body)  # lazy layers are made by the first call
     with _WeightDrawCounter() as drawn:
         run_body(caller, caller.subject.body)
-    if drawn.seen:
-        detail = f"in every call {drawn.seen} new weights are drawn: none of them is ever trained"
+    if drawn.count:
+        detail = f"in every call {drawn.count} new weights are drawn: none of them is ever trained"
         yield Finding("layers made once", "wrong", detail, "layers made in forward")
 
 

@@ -202,8 +202,6 @@ def find_layout(caller: Caller, text: str) -> tuple[Caller, str | None]:
 
 _BATCH = r"(?:batch\w*|bs|bsz|b|n_?batch\w*)"
 _TIME = r"(?:seq\w*|t|l|len\w*|length\w*|time\w*|\w+_len\w*|tgt_len|src_len|n_?seq\w*|q_len|query_len)"
-
-
 _AXES = r"\s*(?:,|\bx\b|\*)\s*"
 _OF_WEIGHTS = re.compile(r"mask|score|weights|logits|energy")  # [B, T, S], in whatever layout the inputs are
 
@@ -216,8 +214,7 @@ def layout_words(text: str) -> str | None:
     """
     low = text.lower()
     inputs = "\n".join(line for line in low.splitlines() if not _OF_WEIGHTS.search(line))
-    said = _axes_of(inputs)
-    return said if said is not None else _axes_of(low)
+    return _axes_of(inputs) or _axes_of(low)
 
 
 def _axes_of(low: str) -> str | None:
