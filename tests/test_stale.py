@@ -530,8 +530,8 @@ def test_facts_take_no_more_room_than_they_may(monkeypatch: pytest.MonkeyPatch) 
     tensors = [torch.full((997,), float(i)) for i in range(9)]
     for x in tensors:
         assert mask_meaning.fact(x, "first", lambda t: float(t[0])) == float(x[0])
-        assert mask_meaning._taken <= mask_meaning.ROOM
-    assert kept_bytes() == mask_meaning._taken
+        assert mask_meaning._bytes_kept <= mask_meaning.ROOM
+    assert kept_bytes() == mask_meaning._bytes_kept
     before = len(mask_meaning._facts)
     assert mask_meaning.fact(torch.ones(1009), "first", lambda t: float(t[0])) == 1.0
     assert len(mask_meaning._facts) == before, "too large to be kept"

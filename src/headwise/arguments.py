@@ -169,23 +169,25 @@ def not_a_tensor(name: str, x: object) -> ArgumentError | TypeError:
     if x is REQUIRED:
         return TypeError(f"{name} must be given: got nothing; it comes first, or as {name}=")
     if isinstance(x, Proxy):
-        what = (
+        advice = (
             "torch.fx.symbolic_trace keeps a headwise module whole inside the model that it traces; a "
             "function needs torch.fx.wrap; or use torch.export"
         )
     elif isinstance(x, Mask):
-        what = "a mask goes in mask="
+        advice = "a mask goes in mask="
     elif hasattr(x, "last_hidden_state"):
-        what = "what a model gives has the tensor inside: pass its last_hidden_state"
+        advice = "what a model gives has the tensor inside: pass its last_hidden_state"
     elif isinstance(x, Mapping):
-        what = EMBEDDING
+        advice = EMBEDDING
     elif isinstance(x, tuple) and x and isinstance(x[0], Tensor):
-        what = "an attention layer gives output and weights: pass on the output alone, as output, _ = mha(x)"
+        advice = (
+            "an attention layer gives output and weights: pass on the output alone, as output, _ = mha(x)"
+        )
     elif type(x).__module__ == "numpy":
-        what = f"use torch.from_numpy({name})"
+        advice = f"use torch.from_numpy({name})"
     else:
-        what = "use torch.as_tensor"
-    return ArgumentError(f"{name} must be a tensor: got {type(x).__name__}; {what}")
+        advice = "use torch.as_tensor"
+    return ArgumentError(f"{name} must be a tensor: got {type(x).__name__}; {advice}")
 
 
 def nested(name: str, x: Tensor, shape: str, tensor: str) -> ArgumentError:
@@ -319,11 +321,11 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     H, Hk = q.shape[1], k.shape[1]
     if H % Hk:
         fitting = [n for n in range(1, H + 1) if H % n == 0]
-        what = f"use one of {', '.join(map(str, fitting))} key heads"
+        advice = f"use one of {', '.join(map(str, fitting))} key heads"
         if q.shape[2] % k.shape[2] == 0:
-            what += ", and transpose(1, 2) of all three where they are [B, length, heads, D]"
+            advice += ", and transpose(1, 2) of all three where they are [B, length, heads, D]"
         raise ShapeError(
-            f"num_heads must be a multiple of num_kv_heads: {H} = {H // Hk} * {Hk} + {H % Hk}; {what}"
+            f"num_heads must be a multiple of num_kv_heads: {H} = {H // Hk} * {Hk} + {H % Hk}; {advice}"
         )
 
 
@@ -331,16 +333,16 @@ def _four_dimensions(name: str, x: Tensor) -> str:
     """Return advice for an input that does not have four dimensions."""
     if x.ndim < 4 and not x.is_floating_point():
         return EMBEDDING
-    what = "add batch and head dimensions of size 1 where there are none"
+    advice = "add batch and head dimensions of size 1 where there are none"
     if x.ndim == 3:
-        what += f", and split [B, T, d_model] by {name}.unflatten(-1, (num_heads, -1)).transpose(1, 2)"
-    return what
+        advice += f", and split [B, T, d_model] by {name}.unflatten(-1, (num_heads, -1)).transpose(1, 2)"
+    return advice
 
 
-def _agree(a: str, b: str, what: str, size_a: int, size_b: int) -> None:
+def _agree(a: str, b: str, dimension: str, size_a: int, size_b: int) -> None:
     if size_a != size_b:
         raise ShapeError(
-            f"{a} and {b} must agree in {what}: {size_a} and {size_b}; "
+            f"{a} and {b} must agree in {dimension}: {size_a} and {size_b}; "
             f"shapes are {a} {SHAPES[a]}, {b} {SHAPES[b]}"
         )
 

@@ -551,16 +551,16 @@ class AttentionMap(StandIn):
                 "pass q.clone() and k.clone(), or look before writing"
             )
 
-    def check_whole_rows(self, what: str) -> None:
-        """Raise if `what` cannot be computed: for an empty map, chosen keys, or inputs written to since."""
+    def check_whole_rows(self, result: str) -> None:
+        """Raise if `result` cannot be computed: for an empty map, chosen keys, or inputs written to since."""
         self.check_unchanged()
         if 0 in self.shape:
             raise ShapeError(
-                f"{what} must have something to look at: this map is {list(self.shape)}; select more"
+                f"{result} must have something to look at: this map is {list(self.shape)}; select more"
             )
         if self._columns is not None and not self._has_all_keys():
             raise ArgumentError(
-                f"{what} must see whole rows: this map holds {self.shape[3]} chosen of "
+                f"{result} must see whole rows: this map holds {self.shape[3]} chosen of "
                 f"{self._scores.shape[3]} keys; call it before select(keys=...)"
             )
 
@@ -570,7 +570,7 @@ class AttentionMap(StandIn):
         return isinstance(self._columns, slice) and range(S)[self._columns] == range(S)
 
     def _check_budget(
-        self, shape: Sequence[int], what: str, limit: int | str | None, dtype: torch.dtype | None = None
+        self, shape: Sequence[int], result: str, limit: int | str | None, dtype: torch.dtype | None = None
     ) -> None:
         if torch.compiler.is_compiling():
             return  # sizes are symbols then; the operator checks when it runs
@@ -580,7 +580,7 @@ class AttentionMap(StandIn):
         budget.check(
             size,
             self.device,
-            f"dense {what} {list(shape)}",
+            f"dense {result} {list(shape)}",
             "look at a part (w[b, h], select, pooled, statistics, top)",
             None if limit is None else budget.parse(limit),
         )

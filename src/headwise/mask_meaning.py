@@ -190,16 +190,16 @@ ROOM = 2**27  # bytes of copies in all; the least recently used is freed first
 LARGEST = ROOM // 2  # a larger tensor is read anew in every call
 
 _facts: OrderedDict[Hashable, Entry] = OrderedDict()  # by place
-_taken = 0  # bytes at most: copies freed with their owner are subtracted when space is needed
+_bytes_kept = 0  # bytes at most: copies freed with their owner are subtracted when space is needed
 _lock = threading.Lock()
 
 
 def clear_copies() -> None:
     """Free all private copies of masks; the next calls read their masks anew."""
-    global _taken
+    global _bytes_kept
     with _lock:
         _facts.clear()
-        _taken = 0
+        _bytes_kept = 0
 
 
 @torch.no_grad()
@@ -231,18 +231,18 @@ def fact(tensor: Tensor, question: str, find: Callable[[Tensor], Fact]) -> Fact:
 
 
 def _keep(place: Hashable, copy: Tensor, storage: torch.UntypedStorage) -> Entry:
-    global _taken
+    global _bytes_kept
     # The callback may run at any moment, also while the lock is held, so it is one atomic operation.
     owner = weakref.ref(storage, partial(_drop, place))
     new: Entry = (copy, {}, owner)
     with _lock:
         _facts.pop(place, None)
         _facts[place] = new
-        _taken += copy.nbytes
-        if _taken > ROOM:
-            _taken = sum(entry[0].nbytes for entry in tuple(_facts.values()))
-        while _taken > ROOM:
-            _taken -= _facts.popitem(last=False)[1][0].nbytes
+        _bytes_kept += copy.nbytes
+        if _bytes_kept > ROOM:
+            _bytes_kept = sum(entry[0].nbytes for entry in tuple(_facts.values()))
+        while _bytes_kept > ROOM:
+            _bytes_kept -= _facts.popitem(last=False)[1][0].nbytes
     return new
 
 

@@ -533,10 +533,10 @@ class Mask(RuleFacts):
 
     def for_kernels(self) -> dict[str, Value | None]:
         """Return the arguments of the GPU kernels, by the names of `engines.gpu.tile.Rules`."""
-        taken: dict[str, Value | None] = {}
+        arguments: dict[str, Value | None] = {}
         for rule in self.hiding:
-            taken |= rule.for_kernels(self)
-        return taken
+            arguments |= rule.for_kernels(self)
+        return arguments
 
     @property
     def is_listed(self) -> bool:

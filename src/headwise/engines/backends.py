@@ -214,11 +214,11 @@ def backend_named(name: str) -> Backend:
     for backend in BACKENDS:
         if backend.name == name:
             return backend
-    what = nearest(str(name), ["auto", *(b.name for b in BACKENDS)])
+    advice = nearest(str(name), ["auto", *(b.name for b in BACKENDS)])
     torchs = TORCHS.get(str(name).rpartition(".")[2].lower())
     if torchs is not None:
-        what = f"torch's {name} is {torchs!r} here"
-    raise ArgumentError(f"backend must be auto or a known name: got {name!r}; {what}")
+        advice = f"torch's {name} is {torchs!r} here"
+    raise ArgumentError(f"backend must be auto or a known name: got {name!r}; {advice}")
 
 
 def verdicts(call: Call) -> dict[str, str | None]:

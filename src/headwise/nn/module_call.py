@@ -148,10 +148,10 @@ def check(module: MultiHeadAttention, query: Tensor, key: Tensor, value: Tensor)
         return
     check_memory(module, key, value)
     if query.shape[0] != key.shape[0]:
-        what = "inputs are batch first, transpose(0, 1) those that are not"
+        advice = "inputs are batch first, transpose(0, 1) those that are not"
         if key.shape[0] == 1:
-            what = f"for one memory of all use key.expand({query.shape[0]}, -1, -1); {what}"
-        raise ShapeError(f"query and key must agree in batch: {query.shape[0]} and {key.shape[0]}; {what}")
+            advice = f"for one memory of all use key.expand({query.shape[0]}, -1, -1); {advice}"
+        raise ShapeError(f"query and key must agree in batch: {query.shape[0]} and {key.shape[0]}; {advice}")
 
 
 def check_query(module: MultiHeadAttention, query: Tensor) -> None:
@@ -221,11 +221,11 @@ def _check_input(
     weight = layer.weight
     assert isinstance(weight, Tensor)
     if x.dtype != weight.dtype:
-        what = f"use {name}.to({weight.dtype})"
+        advice = f"use {name}.to({weight.dtype})"
         if not x.is_floating_point():
-            what = "a mask goes in mask=" if x.dtype == torch.bool else f"{what}; a mask goes in mask="
+            advice = "a mask goes in mask=" if x.dtype == torch.bool else f"{advice}; a mask goes in mask="
         raise ArgumentError(
-            f"{name} must have the dtype of the weights: {x.dtype} and {weight.dtype}; {what}"
+            f"{name} must have the dtype of the weights: {x.dtype} and {weight.dtype}; {advice}"
         )
     if x.device != weight.device:
         raise ArgumentError(

@@ -59,10 +59,10 @@ class Sizes:
         value_dim = None if value_dim is None else _size("value_dim", value_dim)
         if head_dim is None:
             if d_model % num_heads:
-                what = f"use {_near(d_model, num_heads)}, or give head_dim"
+                advice = f"use {_near(d_model, num_heads)}, or give head_dim"
                 if num_heads % d_model == 0:
-                    what = f"d_model comes first, as MultiHeadAttention({num_heads}, {d_model})"
-                raise ShapeError(f"num_heads must divide d_model: {_division(d_model, num_heads)}; {what}")
+                    advice = f"d_model comes first, as MultiHeadAttention({num_heads}, {d_model})"
+                raise ShapeError(f"num_heads must divide d_model: {_division(d_model, num_heads)}; {advice}")
             head_dim = d_model // num_heads
         if num_heads % num_kv_heads:
             raise ShapeError(
@@ -106,8 +106,8 @@ def _size(name: str, size: SupportsIndex) -> int:
         number = 0
     if isinstance(size, bool) or number < 1:
         is_integral = isinstance(size, float) and size >= 1 and size.is_integer()
-        what = f"use {size:.0f}, by // where / made it" if is_integral else "for example 8"
-        raise ShapeError(f"{name} must be a whole number of at least 1: got {size!r}; {what}")
+        advice = f"use {size:.0f}, by // where / made it" if is_integral else "for example 8"
+        raise ShapeError(f"{name} must be a whole number of at least 1: got {size!r}; {advice}")
     return number
 
 

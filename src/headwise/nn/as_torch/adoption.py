@@ -254,8 +254,8 @@ def _natively(layer: TransformerEncoderLayer, src: Tensor, padding: Tensor | Non
     shapes = [tuple(t.shape) for t in tensors[::2]]
     if shapes != [(3 * E, E), (E, E), (E,), (E,), (inner, E), (E, inner)]:
         return None
-    how = _activation(layer) == 2, layer.norm_first, layer.norm1.eps
-    rest: Any = *tensors[:4], *how, *tensors[4:], padding, None if padding is None else 1
+    layer_options = _activation(layer) == 2, layer.norm_first, layer.norm1.eps
+    rest: Any = *tensors[:4], *layer_options, *tensors[4:], padding, None if padding is None else 1
     return torch._transformer_encoder_layer_fwd(src, E, H, *rest)
 
 
@@ -320,7 +320,7 @@ class Adopted:
         lines += [f"  {name or 'the model itself'}: {kind}" for name, kind in self.changed.items()]
         if self.left:
             lines.append(f"Left {_count(len(self.left), 'module')} as they were.")
-            lines += [f"  {name or 'the model itself'}: {why}" for name, why in self.left.items()]
+            lines += [f"  {name or 'the model itself'}: {reason}" for name, reason in self.left.items()]
         return "\n".join(lines)
 
 

@@ -221,28 +221,28 @@ def attend(
     if weights and q.is_cpu:
         (N, H, L, _), S = q.shape, k.shape[2]
         check_budget((N, L, S) if average else (N, H, L, S), q)
-    how = rules, max(dropout, 0.0), weights, average, zero
+    options = rules, max(dropout, 0.0), weights, average, zero
     if dropout > 0 or not q.numel() or not k.numel() or transforms_are_active():
-        return _step_by_step(q, k, v, *how)
+        return _step_by_step(q, k, v, *options)
     if weights and autocasting(q):
-        return _step_by_step(q, k, v, *how)
+        return _step_by_step(q, k, v, *options)
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, rules.bias))
     if rules.low and (weights or learns):
-        return _step_by_step(q, k, v, *how)
+        return _step_by_step(q, k, v, *options)
     if torch.compiler.is_compiling():
-        return _in_kernels(q, k, v, *how)
+        return _in_kernels(q, k, v, *options)
     few = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= FEW
     if few and q.is_cuda and q.dtype not in HALF and (weights or q.shape[3] % 8):
         # torch's class also takes these steps here; kernels multiply float32 less exactly
-        return _step_by_step(q, k, v, *how)
+        return _step_by_step(q, k, v, *options)
     if q.is_cpu:
         if few and (weights or rules.hides):
-            return _step_by_step(q, k, v, *how)
+            return _step_by_step(q, k, v, *options)
         if weights and not learns:
             return _in_tiles(q, k, v, rules, average, zero)
         if weights and not average and not rules.causal and not zero:
-            return _step_by_step(q, k, v, *how)
-    return _in_kernels(q, k, v, *how)
+            return _step_by_step(q, k, v, *options)
+    return _in_kernels(q, k, v, *options)
 
 
 def _in_kernels(
