@@ -135,7 +135,7 @@ class LooksBack(Looking):
         self.back = look_back_only
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        return self.visible_scores(x, alone=True) if self.back else self.seen(x, alone=False)
+        return self.visible_scores(x, alone=True) if self.back else self.visible_scores(x, alone=False)
 
 
 class LooksBackTurned(LooksBack, Turned):

@@ -143,11 +143,11 @@ SKIPPED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", SKIPPED)
+@pytest.mark.parametrize("package", SKIPPED)
 def test_statements_that_cannot_run_here_are_skipped_and_told(
-    what: str, tmp_path: Path, one_template: Template
+    package: str, tmp_path: Path, one_template: Template
 ) -> None:
-    top, bottom = SKIPPED[what]
+    top, bottom = SKIPPED[package]
     source = f"import math\n{top}" + ATTENTION.format(**PLAIN) + bottom
     file = tmp_path / "mha.py"
     file.write_text(source)

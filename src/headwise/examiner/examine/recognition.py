@@ -196,7 +196,7 @@ def measure_designs(
         if fitted is None:
             return None
         for design in placed:
-            key, value = ("seen", fitted.seen) if "seen" in design.tensors else (f"{T} x {S}", fitted.bias)
+            key, value = ("seen", fitted.visible) if "seen" in design.tensors else (f"{T} x {S}", fitted.bias)
             design.tensors[key] = value
     return designs
 
@@ -259,7 +259,7 @@ class Fit:
 
     scale: Tensor  # [H]
     bias: Tensor  # [H, T, S], up to a number per row
-    seen: Tensor  # bool [T, S]
+    visible: Tensor  # bool [T, S]
 
 
 def fit(scores: Tensor, products: Tensor) -> Fit | None:
@@ -615,14 +615,14 @@ def _position_designs(
 ) -> list[Design]:
     """Return the designs of the fitted bias, its window, and the scale of 1 that T5 has beside its bias."""
     made: list[Design] = []
-    if not causal and not bool(fitted.seen.all()):
-        window = _window(fitted.seen)
+    if not causal and not bool(fitted.visible.all()):
+        window = _window(fitted.visible)
         if window is not None:
             made.append(window)
-    elif causal and not bool(fitted.seen.tril().any()):
+    elif causal and not bool(fitted.visible.tril().any()):
         return []
     bias = fitted.bias
-    if not bool(bias.any()) or _two_levels(bias, fitted.seen):
+    if not bool(bias.any()) or _two_levels(bias, fitted.visible):
         return made
     L = bias.shape[-1]
     tensors = {f"{L} x {L}": bias}
@@ -635,7 +635,7 @@ def _position_designs(
             other = None if scores is None else fit(scores, state.q @ state.k.mT)
             if other is not None:
                 tensors[f"{short} x {L}"] = other.bias
-    table, words = _relative_bias(bias, fitted.seen)
+    table, words = _relative_bias(bias, fitted.visible)
     if table is not None:
         tensors["by distance"] = table
     numbers = {"far": 1.0} if FAVOURED in words else {}
@@ -657,14 +657,16 @@ def describe_position_rule(caller: Caller, weights: Weights, H: int, inputs: QKV
     right = torch.full((H,), state.q.shape[-1] ** -0.5, dtype=torch.float64)
     if fitted is None or not torch.allclose(fitted.scale.double(), right, rtol=1e-4):
         return ""
-    L = len(fitted.seen)
+    L = len(fitted.visible)
     away = torch.arange(L) - torch.arange(L)[:, None]
-    if not torch.equal(fitted.seen, (away >= away[fitted.seen].min()) & (away <= away[fitted.seen].max())):
+    if not torch.equal(
+        fitted.visible, (away >= away[fitted.visible].min()) & (away <= away[fitted.visible].max())
+    ):
         return ""
     if bool(fitted.bias.any()):
-        table, words = _relative_bias(fitted.bias, fitted.seen)
+        table, words = _relative_bias(fitted.bias, fitted.visible)
         return words if table is not None else ""
-    window = _window(fitted.seen)
+    window = _window(fitted.visible)
     return "" if window is None else window.words
 
 
