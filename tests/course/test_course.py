@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,8 @@ def test_what_is_still_to_be_written_is_found() -> None:
     [
         (r"$\text{softmax}\left(\frac{QK^\top}{\sqrt{d_k}}\right) V$", "softmax(QKᵀ / √d_k) V"),
         (r"$$x_{i} = 4 d^2$$", "x_i = 4 d^2"),
+        (r"$e^{x_s} / \sum_{i=1}^{d} x_i$", "e^(x_s) / Σ_(i=1)^d x_i"),
+        (r"$x \leftarrow 7{,}077, \qquad \partial y$", "x ← 7,077, ∂ y"),
         ("costs 5 $ and 6 $", "costs 5 $ and 6 $"),
         ("`$x$`", "`$x$`"),
     ],
@@ -177,7 +180,9 @@ def test_no_formula_of_a_lesson_is_left_in_its_own_letters() -> None:
     for entry in lessons():
         for cell in entry.cells:
             if cell.kind in ("markdown", "question"):
-                assert "\\" not in plain_formulas(cell.text).replace("\\*", ""), (entry.name, cell.text)
+                plain = plain_formulas(cell.text).replace("\\*", "")
+                assert "\\" not in plain and "{," not in plain, (entry.name, cell.text)
+                assert not re.search(r"\b(qquad|partial|circ)\b", plain), (entry.name, cell.text)
 
 
 # What an exercise asks

@@ -150,6 +150,7 @@ _SIGNS = {
     r"\alpha": "α", r"\sigma": "σ", r"\theta": "θ", r"\lambda": "λ", r"\mu": "μ", r"\pm": "±", r"\to": "→",
     r"\rightarrow": "→", r"\quad": " ", r"\,": " ", r"\;": " ", r"\!": "", r"\left": "", r"\right": "",
     r"\log": "log", r"\exp": "exp", r"\max": "max", r"\min": "min", r"\ne": "≠", r"\neq": "≠", r"\odot": "⊙",
+    r"\qquad": "  ", r"\leftarrow": "←", r"\partial": "∂", r"\circ": "∘", r"\ln": "ln ", r"\cos": "cos ",
     r"\mathbb{R}": "ℝ", r"\{": "{", r"\}": "}", r"\%": "%",
 }  # fmt: skip
 FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\\$\w])\$(?=\S)([^$\n]+?)(?<=\S)\$", re.DOTALL)
@@ -166,7 +167,7 @@ def plain_formulas(text: str) -> str:
 
 def _plain_formula(formula: str) -> str:
     group = "{([^{}]*)}"
-    before = ""
+    formula, before = formula.replace("{,}", ","), ""  # thousands
     while before != formula:  # innermost groups first
         before = formula
         formula = re.sub(rf"\\(?:text|mathrm|mathbf|operatorname|bar|hat){group}", r"\1", formula)
@@ -174,15 +175,14 @@ def _plain_formula(formula: str) -> str:
         formula = re.sub(
             rf"\\frac{group}{group}", lambda match: f"{_closed(match[1])} / {_closed(match[2])}", formula
         )
-        formula = re.sub(rf"\^{group}", lambda match: f"^{_closed(match[1])}", formula)
-        formula = re.sub(rf"_{group}", lambda match: f"_{match[1]}", formula)
+        formula = re.sub(rf"([_^]){group}", lambda match: match[1] + _closed(match[2], r"[^\W_]+"), formula)
     for sign in sorted(_SIGNS, key=len, reverse=True):
         formula = formula.replace(sign, _SIGNS[sign])
     formula = re.sub(r"\\([a-zA-Z]+)", r"\1 ", formula)  # other commands by their names
     return " ".join(formula.replace("^ᵀ", "ᵀ").replace("*", r"\*").split())
 
 
-def _closed(term: str) -> str:
+def _closed(term: str, word: str = r"[\w\\^√]+") -> str:
     """Return the term, in brackets if it is more than one word."""
     term = term.strip()
-    return term if re.fullmatch(r"[\w\\^√]+|\(.*\)", term) else f"({term})"
+    return term if re.fullmatch(rf"{word}|\w*\^?\([^()]*\)", term) else f"({term})"
