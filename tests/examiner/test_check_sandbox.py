@@ -336,7 +336,7 @@ def test_without_protections_nothing_is_run(
     first: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "WITHOUT", (first, "landlock"))
-    with pytest.raises(ArgumentError, match=rf"^trust must be given.*{first}.*Landlock.*trust=True"):
+    with pytest.raises(ArgumentError, match=rf"^trust must be True.*{first}.*Landlock.*trust=True"):
         workspace.run("open(SECRET, 'w').close()")
 
 
@@ -497,7 +497,7 @@ def test_a_name_that_is_not_there_is_answered_with_the_nearest(
     assert choose(module, "MultiHeadAttention.forward") is module.MultiHeadAttention.forward
     with pytest.raises(ArgumentError, match=r"'torch' is module|name must be a class or function: 'torch'"):
         choose(module, "torch")
-    with pytest.raises(ArgumentError, match="file must define attention: nothing in it looks like it"):
+    with pytest.raises(ArgumentError, match="file must define attention: nothing in it looks like attention"):
         choose(module, None)
 
 
@@ -563,16 +563,16 @@ def test_a_library_that_gets_no_memory_is_not_the_learners_doing() -> None:
         problem = of_status(status, 5, 3 * 2**30, "hello\n" + output)
         assert (problem.stage, problem.kind, problem.line) == ("limits", "memory", 5)
         assert problem.message == (
-            f"it ran out of the memory that headwise allows, 3 GiB beyond torch's own ({output.strip()}); "
-            "memory= or --memory raises that"
+            f"it used more memory than the limit of 3 GiB (torch itself not counted) ({output.strip()}); "
+            "raise the limit with memory= or --memory"
         )
     for status, output in ((0, words), (11, words), (1 << 8, words + 2000 * "x")):
         assert of_status(status, 5, 3 * 2**30, output).kind != "memory"
-    assert "the file or a library it uses" in of_status(1 << 8, None, 1, "").message
+    assert "the file, or a library it uses" in of_status(1 << 8, None, 1, "").message
 
 
 def test_the_memory_allowed_is_told_where_it_ended_and_how_to_raise_it() -> None:
-    message = "headwise allows, 0.25 GiB beyond torch's own.*memory= or --memory raises that$"
+    message = "the limit of 0.25 GiB .*raise the limit with memory= or --memory$"
     for confined in (True, False):  # limits hold in either case
         problem = of_exception(MemoryError(), Path("x.py"), "call", 2**28, confined=confined)
         assert problem.kind == "memory" and re.search(message, problem.message)

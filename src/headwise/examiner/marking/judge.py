@@ -238,7 +238,7 @@ def before_running(path: Path, name: str | None, source: str, cells: Cells) -> R
         problem = Problem("import", "NameError", f"name '{undefined.name}' is not defined", undefined.line)
         report.problems.append(problem)
         report.explained.append(explain(problem, source))
-        detail = f"found on line {undefined.line} before anything was run"
+        detail = f"found in line {undefined.line} before anything was run"
         named = Named.of(FAULTS["undefined name"], detail, undefined.line, undefined.text)
         named.title, named.repair = (
             f"{undefined.name} is used but never defined",

@@ -89,12 +89,12 @@ class Host:
                 self._reap()
             if self.control.fileno() in ready:
                 try:
-                    said, ends, _, _ = socket.recv_fds(self.control, 2**16, 3)
+                    message, ends, _, _ = socket.recv_fds(self.control, 2**16, 3)
                 except ConnectionError:
-                    said, ends = b"", []
-                if not said:
+                    message, ends = b"", []
+                if not message:
                     self._leave()
-                self._copy(json.loads(said), ends)
+                self._copy(json.loads(message), ends)
 
     def _say(self, fact: dict[str, object]) -> None:
         with suppress(OSError):  # nobody there: the next request says so
@@ -148,8 +148,8 @@ class Host:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
         self.control.detach()
-        kept = sorted(ends)
-        for low, high in zip([2, *kept], [*kept, os.sysconf("SC_OPEN_MAX")], strict=True):
+        open_ends = sorted(ends)
+        for low, high in zip([2, *open_ends], [*open_ends, os.sysconf("SC_OPEN_MAX")], strict=True):
             os.closerange(low + 1, min(high, 2**16))
 
     def _reap(self) -> None:
@@ -306,18 +306,19 @@ def _examine(
         if os.getpid() != own:
             end(1)
         if lacking is not None:
-            met = any("StandIn" in one.message for one in evidence.problems)
-            without = {f"name {name!r} is not defined" for one in skipped for name in one.names}
-            met = met or any(one.message.partition(".")[0] in without for one in evidence.problems)
-            needed = met or not (stood_in or skipped) or not all(map(has_no_effect, stood_in))
+            used_stand_in = any("StandIn" in problem.message for problem in evidence.problems)
+            without = {f"name {name!r} is not defined" for statement in skipped for name in statement.names}
+            undefined = (problem.message.partition(".")[0] for problem in evidence.problems)
+            used_stand_in = used_stand_in or any(each in without for each in undefined)
+            needed = used_stand_in or not (stood_in or skipped) or not all(map(has_no_effect, stood_in))
             if needed and (evidence.weights is None or evidence.problems):  # it could not do without
                 stage = "import"
                 raise lacking
             if stood_in or not skipped:
                 names = ", ".join(dict.fromkeys(stood_in)) or str(lacking)
-                evidence.conventions.words.append(f"not here, and not needed for this: {names}")
+                evidence.conventions.words.append(f"not installed, and not needed for the check: {names}")
             if skipped:
-                lines = ", ".join(f"line {one.line} ({type(one.error).__name__})" for one in skipped[:5])
+                lines = ", ".join(f"line {each.line} ({type(each.error).__name__})" for each in skipped[:5])
                 more = f" and {len(skipped) - 5} more" if len(skipped) > 5 else ""
                 evidence.conventions.words.append(f"skipped while it was imported: {lines}{more}")
         if set_there:

@@ -1,4 +1,4 @@
-"""In the process of the learner's code: it is loaded, and answers for other numbers in its parameters."""
+"""Runs in the process of the learner's code: loads the file, and answers the hidden probes."""
 
 from __future__ import annotations
 import __future__
@@ -36,10 +36,12 @@ from .verdicts import of_exception
 
 
 def load(path: Path, source: str, changed: bool = False) -> ModuleType:
-    """Run the file as a module, not as "__main__"; its folder comes first among those to import from.
+    """Run the file as a module, not as "__main__", with its folder first on the import path.
 
-    changed: run `source` in place of what the file holds.
-
+    Args:
+        path: of the file.
+        source: of the file.
+        changed: run `source` instead of the content of the file.
     Raises:
         BaseException: whatever the file raises.
     """
@@ -49,8 +51,8 @@ def load(path: Path, source: str, changed: bool = False) -> ModuleType:
     sys.path.insert(0, str(root or path.parent))
     if root is not None:
         return importlib.import_module(".".join(path.with_suffix("").relative_to(root).parts))
-    taken = path.stem in sys.modules or path.stem in sys.stdlib_module_names or not path.stem.isidentifier()
-    name = f"checked_{path.stem}" if taken else path.stem
+    is_used = path.stem in sys.modules or path.stem in sys.stdlib_module_names or not path.stem.isidentifier()
+    name = f"checked_{path.stem}" if is_used else path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:  # a file not called .py
         from importlib.machinery import SourceFileLoader
@@ -68,48 +70,46 @@ def load(path: Path, source: str, changed: bool = False) -> ModuleType:
 
 
 def choose(module: ModuleType, name: str | None) -> object:
-    """The class or function of this name, or a method: "MyAttention.split".
-
-    Which one is meant is decided where the source is read (`source.candidates`): None, if none is.
+    """Return the class or function of this name, or a method: "MyAttention.split".
 
     Raises:
-        ArgumentError: there is none.
+        ArgumentError: there is none; `name` is None if nothing in the source looks like attention.
     """
     if name is None:
-        raise ArgumentError("file must define attention: nothing in it looks like it; name it, FILE:NAME")
-    found: object = module
+        raise ArgumentError("file must define attention: nothing in it looks like attention; use FILE:NAME")
+    obj: object = module
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is None:
+        obj = getattr(obj, part, None)
+    if obj is None:
         own = [
             each
             for each, thing in vars(module).items()
             if getattr(thing, "__module__", None) == module.__name__
             and (inspect.isfunction(thing) or inspect.isclass(thing))
         ]
-        known = f"; {nearest(name, own)}" if own else "; the file defines no class and no function"
-        raise ArgumentError(f"name must be a class or function of {module.__name__}: {name!r}{known}")
-    _give_forward(found)
-    if not callable(found):
-        raise ArgumentError(f"name must be a class or function: {name!r} is {type(found).__name__}")
-    return found
+        hint = f"; {nearest(name, own)}" if own else "; the file defines no class and no function"
+        raise ArgumentError(f"name must be a class or function of {module.__name__}: {name!r}{hint}")
+    _give_forward(obj)
+    if not callable(obj):
+        raise ArgumentError(f"name must be a class or function: {name!r} is {type(obj).__name__}")
+    return obj
 
 
-def _give_forward(found: object) -> None:
-    """Let a module that is called by another method be called as modules are."""
-    if not isinstance(found, type) or not issubclass(found, nn.Module):
+def _give_forward(cls: object) -> None:
+    """Set forward to the method that a module without forward uses instead."""
+    if not isinstance(cls, type) or not issubclass(cls, nn.Module):
         return
-    if found.forward is nn.Module.forward and found.__call__ is nn.Module.__call__:
-        method = next((getattr(found, name) for name in METHODS if name in vars(found)), None)
+    if cls.forward is nn.Module.forward and cls.__call__ is nn.Module.__call__:
+        method = next((getattr(cls, name) for name in METHODS if name in vars(cls)), None)
         if method is not None:
-            found.forward = method
+            cls.forward = method
 
 
 PACKAGE, DEPTH = "checked_package", 4  # what a file with relative imports is a part of, and how deep in it
 
 
 class StandIn:
-    """Takes any arguments, has any attribute, does nothing."""
+    """An object that accepts any arguments, has any attribute, and does nothing."""
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
@@ -145,14 +145,14 @@ class _Module(ModuleType):
             raise AttributeError(name)
         if name in DEVICES:
             return "cpu"
-        known = named_in(self.__name__, name)
-        if known is not None:
-            return known
+        stand_in = named_in(self.__name__, name)
+        if stand_in is not None:
+            return stand_in
         return type(name, (_Base if name in BASES else StandIn,), {"__module__": self.__name__})
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Comes last, and answers only for what the file itself asks for."""
+    """Finds stand-ins for modules that the file imports and no other finder knows."""
 
     def __init__(self, roots: set[str], usual: set[str]) -> None:
         self.roots, self.usual, self.names = roots, usual, list[str]()
@@ -169,7 +169,7 @@ class _Finder(MetaPathFinder, Loader):
         return _Module(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give it the usual names that the file takes from nowhere else: `from utils import *`."""
+        """Add the usual names that the file uses and does not import: `from utils import *`."""
         for name in self.usual:
             with contextlib.suppress(ImportError):
                 setattr(module, name, importlib.import_module(USUAL[name]))
@@ -274,10 +274,10 @@ def _without_inert_decorators(statement: ast.stmt, names: dict[str, Any]) -> Non
 def _is_stand_in(decorator: ast.expr, names: dict[str, Any]) -> bool:
     while isinstance(decorator, (ast.Call, ast.Attribute)):
         decorator = decorator.func if isinstance(decorator, ast.Call) else decorator.value
-    found = names.get(decorator.id) if isinstance(decorator, ast.Name) else None
-    stands_in = isinstance(found, type) and issubclass(found, StandIn)
-    of_known = isinstance(found, _Module) and has_no_effect(found.__name__)  # it has decorators of its own
-    return stands_in or isinstance(found, StandIn) or (isinstance(found, _Module) and not of_known)
+    origin = names.get(decorator.id) if isinstance(decorator, ast.Name) else None
+    stands_in = isinstance(origin, type) and issubclass(origin, StandIn)
+    of_known = isinstance(origin, _Module) and has_no_effect(origin.__name__)  # it has decorators of its own
+    return stands_in or isinstance(origin, StandIn) or (isinstance(origin, _Module) and not of_known)
 
 
 def _usual_names(tree: ast.Module) -> set[str]:
@@ -294,25 +294,25 @@ def _usual_names(tree: ast.Module) -> set[str]:
 
 
 def _roots(tree: ast.Module) -> set[str]:
-    """The modules it imports, by the first part of their names."""
-    found = set()
+    """Return the first parts of the names of the modules that a file imports."""
+    roots = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {one.name.partition(".")[0] for one in node.names}
+            roots |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.partition(".")[0])
-    return found
+            roots.add(node.module.partition(".")[0])
+    return roots
 
 
-def answers(caller: Caller | Callee, asked: Any, numbers: bytearray) -> tuple[object, bytes]:
-    """One answer a question: the raw output, or what the code raised; as JSON can hold them, and numbers."""
-    said, out = [], bytearray()
+def answers(caller: Caller | Callee, questions: Any, numbers: bytearray) -> tuple[object, bytes]:
+    """Return for each question the output or the exception of the code, as JSON and numbers."""
+    replies, out = [], bytearray()
     with float64_environment():
-        for one in asked:
-            question = unpacked(one, numbers)
+        for packed_question in questions:
+            question = unpacked(packed_question, numbers)
             try:
                 if isinstance(caller, Callee):
-                    said.append(_of_step(caller, question, out))
+                    replies.append(_of_step(caller, question, out))
                     continue
                 if "values" in question:
                     _put(caller, question["places"], question["values"])
@@ -321,14 +321,14 @@ def answers(caller: Caller | Callee, asked: Any, numbers: bytearray) -> tuple[ob
                 mask = None if chosen is None else question["masks"][chosen]
                 with torch.no_grad():
                     output = caller.call(query, key, value, mask).output
-                said.append(packed({"output": output.detach().double(), "mask": chosen}, out))
+                replies.append(packed({"output": output.detach().double(), "mask": chosen}, out))
             except CAUGHT as error:
-                said.append({"problem": asdict(problem_of(error, "call", _files(caller)))})
-    return said, bytes(out)
+                replies.append({"problem": asdict(problem_of(error, "call", _files(caller)))})
+    return replies, bytes(out)
 
 
 def _of_step(callee: Callee, question: dict[str, Any], out: bytearray) -> object:
-    """A single step's answer, as it is."""
+    """Return the answer of a single step."""
     answer, _ = callee.answer(question["probe"], question["inputs"])
     if answer.problem is not None:
         return {"problem": asdict(answer.problem)}
@@ -336,10 +336,10 @@ def _of_step(callee: Callee, question: dict[str, Any], out: bytearray) -> object
 
 
 def _sayable(caller: Caller, masks: list[Tensor]) -> int | None:
-    """Which of the masks its arguments can say, the first of them."""
+    """Return the index of the first mask that the code's arguments can express, or None."""
     for i, mask in enumerate(masks):
         samples = mask.split(1) if caller.plan.layout == "one sequence" else (mask,)
-        if all(express(caller.conventions, one, caller.subject.sizes.H) is not None for one in samples):
+        if all(express(caller.conventions, sample, caller.subject.sizes.H) is not None for sample in samples):
             return i
     return None
 
@@ -350,9 +350,10 @@ def _files(caller: Caller | Callee) -> frozenset[str]:
 
 @torch.no_grad()
 def _put(caller: Caller, places: Tensor, values: Tensor) -> None:
-    """These numbers at these places of all parameters in order, flat; all others stay what they are."""
+    """Write values to these indices of all parameters, flattened and concatenated in order."""
     parameters = list(caller.subject.parameters.values())
-    flat = torch.cat([one.detach().double().flatten() for one in parameters])
+    flat = torch.cat([parameter.detach().double().flatten() for parameter in parameters])
     flat[places] = values
-    for one, part in zip(parameters, flat.split([one.numel() for one in parameters]), strict=True):
-        one.copy_(part.view(one.shape))
+    parts = flat.split([parameter.numel() for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.copy_(part.view(parameter.shape))

@@ -1,4 +1,4 @@
-"""What a checked file may read: Python and its packages, a few facts of the system, the file's own folder."""
+"""Run a file in the sandbox. It can read Python, its packages, a few system files, and its own folder."""
 
 from __future__ import annotations
 
@@ -31,56 +31,56 @@ SYSTEM = (
 
 
 def readable(file: Path | None, source: str) -> list[str]:
-    """Paths, none of them below another."""
-    found = [*SYSTEM, sys.prefix, sys.base_prefix, sys.exec_prefix, *sysconfig.get_paths().values()]
+    """Return the paths that a file may read, none of them below another."""
+    paths = [*SYSTEM, sys.prefix, sys.base_prefix, sys.exec_prefix, *sysconfig.get_paths().values()]
     # Not the folder headwise is imported from: that may be a checkout with much else in it.
-    found += [str(PACKAGE), *(each for each in import_roots() if each != str(PACKAGE.parent))]
-    found += os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    paths += [str(PACKAGE), *(each for each in import_roots() if each != str(PACKAGE.parent))]
+    paths += os.environ.get("LD_LIBRARY_PATH", "").split(":")
     if file is not None:
-        found += _of_learner(file, source)
-    there = [os.path.abspath(each) for each in found if each and os.path.lexists(each)]
+        paths += _of_learner(file, source)
+    existing = [os.path.abspath(each) for each in paths if each and os.path.lexists(each)]
     # A path given through a link needs both ends.
-    there += [os.path.realpath(each) for each in there if each not in SYSTEM]
-    there = sorted({each for each in there if each != "/"})
-    kept: list[str] = []
-    for each in there:
-        if not any(each.startswith(f"{above}/") for above in kept):
-            kept.append(each)
-    return kept
+    existing += [os.path.realpath(each) for each in existing if each not in SYSTEM]
+    existing = sorted({each for each in existing if each != "/"})
+    outermost: list[str] = []
+    for each in existing:
+        if not any(each.startswith(f"{above}/") for above in outermost):
+            outermost.append(each)
+    return outermost
 
 
 def reach_of(path: Path, template: Template | None) -> list[str]:
-    """What a file could read, for whoever hears that it found something missing."""
+    """Return the paths that a file could read, to explain a file that was not found."""
     return readable(path, "") + ([] if template is None else [str(template.folder)])
 
 
 def listable(file: Path | None, source: str) -> list[str]:
-    """The folder imports are looked for in first, where not all of it is readable."""
+    """Return the folder that is first on the import path, of which not all may be readable."""
     return [] if file is None else [str(package_root(file, source) or file.parent)]
 
 
 def _of_learner(file: Path, source: str) -> list[str]:
-    """The folder; of a home or what lies above one, only the Python in it."""
+    """Return the folder of the file; for a home folder or one above it, only its Python files."""
     folder = package_root(file, source) or file.parent
     home = Path.home().resolve()
     if folder != home and folder not in home.parents and len(folder.parts) > 2:
         return [str(folder)]
-    found = [file, *folder.glob("*.py")]
-    found += [init.parent for init in folder.glob("*/__init__.py")]
-    return [str(each) for each in found]
+    files = [file, *folder.glob("*.py")]
+    files += [init.parent for init in folder.glob("*/__init__.py")]
+    return [str(each) for each in files]
 
 
 class Listener(Protocol):
-    """Who hears what the process inside says: `judge.Conversation` here, `RemoteJudge` for one elsewhere."""
+    """Receives the messages of the sandboxed process: `judge.Conversation` or `RemoteJudge`."""
 
     outcome: Outcome
-    ended: bool  # it said all there was to say
+    ended: bool  # the process has sent everything
 
     def reply(self, text: bytes, numbers: bytes) -> bytes:
-        """What it is asked then; b"": nothing."""
+        """Return the questions in reply to a message, or b""."""
 
 
-WITHOUT: tuple[str, ...] = ()  # "namespaces", "root", "landlock": how the rest holds up alone, for tests
+WITHOUT: tuple[str, ...] = ()  # "namespaces", "root", "landlock": left out in tests of the other protections
 
 
 def run_file(
@@ -96,27 +96,28 @@ def run_file(
     listener: Listener | None = None,
     changed: str | None = None,
 ) -> Outcome:
-    """Examine a class or function of a file of someone's, without letting it do harm.
+    """Examine a class or function of a file in a sandboxed process.
 
-    The process has no network, reads its own folder and Python, writes to a temporary folder that is removed
-    afterwards, and is ended with all it started when it takes too much. What it printed, raised and computed
-    comes back as text and tensors; nothing of that is executed here.
+    The process has no network, can read its own folder and Python, writes to a temporary folder that is
+    removed afterwards, and is ended with all it started if it exceeds a limit. What it printed, raised and
+    computed is returned as text and tensors, and nothing of it is executed in this process.
 
     Args:
-        name: which class or function; None: the one that looks most like multi-head attention.
-        seconds: the most it may take, not counting the import of torch.
-        memory: bytes it may take, not counting torch's own.
-        trust: run it even where neither namespaces nor Landlock keep it from other files.
-        options: more arguments for `examine`, as JSON can hold them.
-        arguments: literals of Python, for what is examined.
-        template: the process to copy, which others may use at the same time; None: one of its own.
-        listener: hears the evidence and asks; None: what was said is in the outcome, and nothing is asked.
-        changed: run this text in place of what the file holds.
+        path: of the file.
+        name: of the class or function; None for the one that looks most like multi-head attention.
+        seconds: the time limit, without the import of torch.
+        memory: the limit in bytes, without the memory of torch.
+        trust: run the file even if neither namespaces nor Landlock protect other files.
+        options: more arguments of `examine`, in the types of JSON.
+        arguments: more arguments of the class or function, as Python literals.
+        template: the process to copy, which other threads may use too; None to start one.
+        listener: receives the evidence and asks questions; None to ask none.
+        changed: run this text instead of the content of the file.
 
     Raises:
-        ArgumentError: no such file.
-        Unfenced: no protections, and no trust.
-        BackendUnavailable: a system no file can be run on.
+        ArgumentError: there is no such file.
+        Unfenced: there is no sandbox, and trust is False.
+        BackendUnavailable: files cannot be run on this system.
     """
     path = Path(os.path.abspath(path))
     source, _ = source_of(path)
@@ -143,7 +144,7 @@ def run_file(
         facts = watch.facts
         if facts.get("refused"):
             raise Unfenced(
-                f"trust must be given to run a file on this system: {'; '.join(facts['missing'])}; "
+                f"trust must be True to run a file without a sandbox: {'; '.join(facts['missing'])}; "
                 "read the file, then pass trust=True or --trust"
             )
         if watch.started is None:
@@ -167,7 +168,7 @@ def run_file(
 
 @cache
 def protections_here() -> tuple[list[str], list[str]]:
-    """The protections a checked file would run behind here, and those that are missing, with the reason."""
+    """Return the protections of checked files on this system, and the missing ones with the reason."""
     with Template(bare=True) as template:
         watch = _start(template, template.room(), None, "", None, 10.0, 2**30, False, {})
     if "protections" not in watch.facts:
@@ -181,7 +182,7 @@ def _start(
     memory: int, trust: bool, options: dict[str, object],
     reply: Callable[[bytes, bytes], bytes] = lambda text, numbers: b"", changed: str | None = None,
 ) -> Watch:  # fmt: skip
-    """Start a copy and follow it to its end; `path` None: only to see what protects it."""
+    """Start a copy and follow it to its end; with `path` None it only reports its protections."""
     request: dict[str, Any] = {
         "file": None if path is None else str(path),
         "name": name,
@@ -200,20 +201,20 @@ def _start(
         },
     }
     (folder / "request.json").write_text(json.dumps(request), "utf-8")
-    with ExitStack() as kept, ExitStack() as handed_over:
+    with ExitStack() as own_ends, ExitStack() as handed_over:
 
         def pipe() -> tuple[int, int]:
             reading, writing = os.pipe()
-            kept.callback(os.close, reading)
+            own_ends.callback(os.close, reading)
             handed_over.callback(os.close, writing)
             return reading, writing
 
-        (output, printed), (status, told) = pipe(), pipe()
+        (output, printed), (status, report_end) = pipe(), pipe()
         ours, theirs = socket.socketpair()
-        kept.callback(ours.close)
+        own_ends.callback(ours.close)
         handed_over.callback(theirs.close)
         ours.setblocking(False)
-        copy = template.copy(folder, printed, told, theirs.fileno())
+        copy = template.copy(folder, printed, report_end, theirs.fileno())
         handed_over.close()
         watch = Watch(copy, output, status, ours.fileno(), folder, seconds, memory, reply)
         watch.follow()
@@ -221,11 +222,11 @@ def _start(
 
 
 class Unfenced(ArgumentError):
-    """Nothing here keeps a file from harm."""
+    """There is no sandbox on this system."""
 
 
 def _end_of(result: Path, path: Path, watch: Watch, ended: bool) -> Problem | None:
-    """How it ended, where that was before it had said all; by now there is nobody who could change a file."""
+    """Return the problem if the process ended too early. No process that could change files runs any more."""
     line = _line_in(_read(result / "where.txt", 2**20), path)
     if watch.killed_for is not None:
         return of_kill(watch.killed_for, seconds=watch.seconds, memory=watch.memory, line=line)
@@ -239,19 +240,20 @@ def _end_of(result: Path, path: Path, watch: Watch, ended: bool) -> Problem | No
 
 
 def _plain_file(path: Path, most: int) -> None:
-    """
+    """Refuse what is not a regular file.
+
     Raises:
         ValueError: a link, a device, a file with two names, or one that is too large.
     """
-    found = path.lstat()
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+    state = path.lstat()
+    if not stat.S_ISREG(state.st_mode) or state.st_nlink != 1:
         raise ValueError(f"{path.name} is no plain file")
-    if found.st_size > most:
-        raise ValueError(f"{path.name} is too large: {found.st_size} bytes")
+    if state.st_size > most:
+        raise ValueError(f"{path.name} is too large: {state.st_size} bytes")
 
 
 def _read(path: Path, most: int) -> str:
-    """A small text file; "" where it is anything else."""
+    """Return the text of a small file; "" for anything else."""
     try:
         _plain_file(path, most)
         return path.read_text("utf-8", "replace")
@@ -260,6 +262,6 @@ def _read(path: Path, most: int) -> str:
 
 
 def _line_in(traces: str, path: Path) -> int | None:
-    """The innermost line of the learner's file in what faulthandler wrote."""
-    found = re.search(rf'File "{re.escape(str(path))}", line (\d{{1,9}})', traces)
-    return int(found[1]) if found else None
+    """Return the innermost line of the learner's file in the output of faulthandler."""
+    match = re.search(rf'File "{re.escape(str(path))}", line (\d{{1,9}})', traces)
+    return int(match[1]) if match else None

@@ -1,11 +1,11 @@
-"""What stands in for what is not here, where the code computes the same without it.
+"""Stand-ins for a GPU and for packages that do not change what the code computes.
 
-A GPU: what code puts on one lies on the CPU. `torch.cuda.is_available()` stays False, so code that asks first
-runs as its author meant it to run without one.
+Tensors that code moves to a GPU stay on the CPU. `torch.cuda.is_available()` stays False, so code that tests
+it runs as its author intended without a GPU.
 
-Packages that change nothing about what attention computes: jaxtyping, torchtyping, beartype and typeguard
-check types; Lightning trains. An annotation is the type it annotates, a decorator returns what it decorates,
-a LightningModule is an nn.Module whose other methods do nothing.
+jaxtyping, torchtyping, beartype and typeguard check types, and Lightning trains. Here an annotation is the
+type it annotates, a decorator returns what it decorates, and a LightningModule is an nn.Module whose other
+methods do nothing.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from torch.overrides import TorchFunctionMode
 
 KINDS = frozenset(("cuda", "mps", "xpu", "hip"))
 SPOKEN_OF = re.compile(r"\b(cuda|mps|xpu)\b|\.to\(\s*\d")
-WORDS = "it asks for a GPU, and none is used here: what it puts on one lies on the CPU"
+WORDS = "it uses a GPU; it was checked on the CPU instead"
 
 
 def asks_for_gpu(source: str) -> bool:
-    """Whether the source speaks of one: what follows costs time at every call of torch's."""
+    """Return True if the source mentions a GPU; only then is `OnCPU` used, which slows all calls of torch."""
     return SPOKEN_OF.search(source) is not None
 
 
 class OnCPU(TorchFunctionMode):
-    """Devices that are not here are read as the CPU.
+    """Replaces GPU devices by the CPU.
 
     Attributes:
-        met: whether any was asked for.
+        met: whether a GPU was used.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class OnCPU(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if func is torch.device:  # one that is only spoken of
+        if func is torch.device:  # creating a device does not use it
             return func(*args, **kwargs)
         if name in ("cuda", "xpu") and args and isinstance(args[0], Tensor):
             self.met = True
@@ -53,27 +53,27 @@ class OnCPU(TorchFunctionMode):
             return args[0]
         is_move = name == "to" and len(args) > 1
         if any(map(self._is_away, args)):
-            args = tuple(self._here(one) for one in args)
+            args = tuple(self._on_cpu(argument) for argument in args)
         if is_move and type(args[1]) is int:  # x.to(0) is the first GPU
             self.met, args = True, (args[0], "cpu", *args[2:])
         if self._is_away(kwargs.get("device")) or type(kwargs.get("device")) is int:
             self.met, kwargs = True, {**kwargs, "device": "cpu"}
         return func(*args, **kwargs)
 
-    def _is_away(self, one: object) -> bool:
-        if isinstance(one, torch.device):
-            return one.type in KINDS
-        return type(one) is str and one.partition(":")[0] in KINDS
+    def _is_away(self, value: object) -> bool:
+        if isinstance(value, torch.device):
+            return value.type in KINDS
+        return type(value) is str and value.partition(":")[0] in KINDS
 
-    def _here(self, one: object) -> object:
-        if not self._is_away(one):
-            return one
+    def _on_cpu(self, value: object) -> object:
+        if not self._is_away(value):
+            return value
         self.met = True
         return torch.device("cpu")
 
 
 def quieten() -> None:
-    """What asks which GPU it is, or waits for it, gets an answer."""
+    """Replace functions that query a GPU or wait for it."""
     torch.cuda.current_device = lambda: 0
     torch.cuda.synchronize = lambda device=None: None
     torch.cuda.set_device = lambda device: None
@@ -92,19 +92,19 @@ class Annotation:
         return first if is_annotated else torch.Tensor
 
 
-def decorate(*given: Any, **_: Any) -> Any:
-    """`@beartype`, `@jaxtyped(typechecker=beartype)`: what is decorated, as it was."""
-    only = given[0] if len(given) == 1 else None
+def decorate(*functions: Any, **_: Any) -> Any:
+    """Return what `@beartype` or `@jaxtyped(typechecker=beartype)` decorates, unchanged."""
+    only = functions[0] if len(functions) == 1 else None
     if inspect.isroutine(only) or isinstance(only, (type, classmethod, staticmethod, property)):
         return only
     return _Decorator()
 
 
 class _Decorator:
-    """Decorates nothing, and can be entered: `with jaxtyped("context"):`."""
+    """A decorator without effect, and a context manager: `with jaxtyped("context"):`."""
 
-    def __call__(self, what: Any) -> Any:
-        return what
+    def __call__(self, annotation: Any) -> Any:
+        return annotation
 
     def __enter__(self) -> None: ...
 
@@ -117,11 +117,11 @@ DECORATORS = frozenset(
 )
 
 
-CHECKS = frozenset("check_type die_if_unbearable move_data_to_device".split())  # they give back what came
+CHECKS = frozenset("check_type die_if_unbearable move_data_to_device".split())  # these return their argument
 
 
 class HyperParameters(dict[str, Any]):
-    """What `save_hyperparameters` kept, by key and by attribute."""
+    """The arguments stored by `save_hyperparameters`, by key and by attribute."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -139,7 +139,7 @@ class LightningModule(nn.Module):
     current_epoch = global_step = global_rank = local_rank = 0
     automatic_optimization = True
     trainer = logger = example_input_array = None
-    _kept: HyperParameters | None = None
+    _hyperparameters: HyperParameters | None = None
 
     @property
     def device(self) -> torch.device:
@@ -147,18 +147,18 @@ class LightningModule(nn.Module):
 
     @property
     def hparams(self) -> HyperParameters:
-        """What was saved."""
-        if self._kept is None:
-            self._kept = HyperParameters()
-        return self._kept
+        """The stored arguments."""
+        if self._hyperparameters is None:
+            self._hyperparameters = HyperParameters()
+        return self._hyperparameters
 
-    def save_hyperparameters(self, *given: Any, ignore: Any = (), frame: Any = None, **_: Any) -> None:
-        """Keep the constructor's arguments, or those that are named, or a dict or a namespace of them."""
-        names = [one for one in given if isinstance(one, str)]
-        for one in given:
-            if not isinstance(one, str):
-                self.hparams.update(one if isinstance(one, dict) else vars(one))
-        if given and not names:
+    def save_hyperparameters(self, *arguments: Any, ignore: Any = (), frame: Any = None, **_: Any) -> None:
+        """Store the constructor's arguments, or those that are named, or a dict or namespace of them."""
+        names = [argument for argument in arguments if isinstance(argument, str)]
+        for argument in arguments:
+            if not isinstance(argument, str):
+                self.hparams.update(argument if isinstance(argument, dict) else vars(argument))
+        if arguments and not names:
             return
         frame = frame or sys._getframe(1)
         called = inspect.getargvalues(frame)
@@ -167,22 +167,22 @@ class LightningModule(nn.Module):
         )
         left = {ignore} if isinstance(ignore, str) else set(ignore or ())
         self.hparams.update(
-            {name: one for name, one in held.items() if name in (names or held) and name not in left}
+            {name: value for name, value in held.items() if name in (names or held) and name not in left}
         )
 
     def _does_nothing(self, *_: Any, **__: Any) -> None:
-        """What reports, or steps an optimizer."""
+        """Stand in for methods that report or step an optimizer."""
 
     log = log_dict = print = manual_backward = toggle_optimizer = untoggle_optimizer = _does_nothing
     optimizers = lr_schedulers = freeze = unfreeze = _does_nothing
 
 
-# The report tells files of the learner's from torch's by this.
+# The report distinguishes the learner's files from torch's by this.
 LightningModule.__module__ = "torch.lightning"
 
 
 def named_in(package: str, name: str) -> Any:
-    """What `package` has under this name; None: anything."""
+    """Return the stand-in for a name of a package; None if any object will do."""
     root = package.partition(".")[0]
     if package == "lightning" and name == "pytorch":
         return importlib.import_module("lightning.pytorch")
@@ -202,5 +202,5 @@ def named_in(package: str, name: str) -> Any:
 
 
 def has_no_effect(package: str) -> bool:
-    """Whether code computes the same without it."""
+    """Return True if code computes the same without the package."""
     return package.partition(".")[0] in TYPES | TRAINERS

@@ -1,4 +1,4 @@
-"""Checking a file elsewhere: what came of it, as `run` says it."""
+"""The outcome of a checked file, and the sentences that say why its process ended."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ HEADER = struct.Struct(">IQ")  # of a message: bytes of JSON, bytes of numbers
 
 @dataclass
 class Outcome:
-    """Evidence, or the problem that kept it from being gathered; one of the two is there.
+    """The evidence of a file, or the problem that prevented it.
 
-    Both, where it was the answers to what was asked then that did not come.
+    It has both if a problem occurred while the code answered the hidden probes.
     """
 
     evidence: Evidence | None = None
     problem: Problem | None = None
-    protections: list[str] = field(default_factory=list)  # in force while the file ran, in words
-    missing: list[str] = field(default_factory=list)  # those this system does not offer, with the reason
+    protections: list[str] = field(default_factory=list)  # in force while the file ran
+    missing: list[str] = field(default_factory=list)  # those this system lacks, with the reason
     output: str = ""  # what the file printed: all of it, or the beginning and the end
-    notes: list[str] = field(default_factory=list)  # what was noticed and is no problem
-    answers: list[Answer] | None = None  # to what was asked once the evidence was here
-    seconds: float = 0.0  # the learner's own, without importing torch
+    notes: list[str] = field(default_factory=list)  # observations that are not problems
+    answers: list[Answer] | None = None  # to the hidden probes
+    seconds: float = 0.0  # without the import of torch
 
 
 LONGEST_MESSAGE = 2000
@@ -46,10 +46,10 @@ LONGEST_MESSAGE = 2000
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NO_NETWORK = {errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL}
 _FORBIDDEN_WORDS = (
-    "it tried to touch something it may not ({}): a checked file reads its own folder and Python, and writes "
-    "to its temporary folder"
+    "it tried to access a file that it may not use ({}): a checked file can read its own folder and Python, "
+    "and write to its temporary folder"
 )
-# What torch, the C library, OpenBLAS, OpenMP and C++ say when they get no memory.
+# words of torch, the C library, OpenBLAS, OpenMP and C++ if they get no memory
 _ALLOCATION = (
     "can't allocate memory",
     "cannot allocate memory",
@@ -65,76 +65,78 @@ _CRASHES = {"SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT", "SIGTRAP", "SIGS
 
 
 def of_exception(error: BaseException, path: Path, stage: str, memory: int, *, confined: bool) -> Problem:
-    """What the learner's file raised.
+    """Return the problem for an exception of the learner's file.
 
     Args:
-        stage: "import", or "call" once there was something to examine.
-        memory: the bytes it may take.
-        confined: behind the fences, where being refused a file is their doing.
+        error: that was raised.
+        path: of the file.
+        stage: "import", or "call" once the file was loaded.
+        memory: the limit in bytes.
+        confined: whether the file runs in a sandbox, which may have caused the exception.
     """
     try:
-        said = str(error)
-    except Exception:  # their exception, their __str__
-        said = ""
-    said = said[:LONGEST_MESSAGE]
+        message = str(error)
+    except Exception:  # the learner's own __str__ raised
+        message = ""
+    message = message[:LONGEST_MESSAGE]
     line = _line(error, path)
-    if isinstance(error, MemoryError) or _about_memory(said):
-        return _out_of_memory(memory, line, said or "MemoryError")
-    limit = _limit_behind(error, said) if confined else None
+    if isinstance(error, MemoryError) or _about_memory(message):
+        return _out_of_memory(memory, line, message or "MemoryError")
+    limit = _limit_behind(error, message) if confined else None
     if limit is not None:
         kind, message = limit
         return Problem("limits", kind, message, line)
     kind = type(error).__name__
     if isinstance(error, SystemExit):
         code = "" if error.code is None else repr(error.code)
-        said = f"the file calls sys.exit({code}) while it is {_WHILE[stage]}"
+        message = f"the file calls sys.exit({code}) while it is {_WHILE[stage]}"
     elif isinstance(error, KeyboardInterrupt):
-        said = f"the file raises KeyboardInterrupt while it is {_WHILE[stage]}"
-    return Problem(stage, kind, said[:LONGEST_MESSAGE], line)
+        message = f"the file raises KeyboardInterrupt while it is {_WHILE[stage]}"
+    return Problem(stage, kind, message[:LONGEST_MESSAGE], line)
 
 
 _WHILE = {"import": "imported", "call": "examined"}
 
 
-def _out_of_memory(memory: int, line: int | None, said: str = "") -> Problem:
-    message = f"it ran out of the memory that headwise allows, {memory / 2**30:.3g} GiB beyond torch's own"
-    said = f" ({said})" if said else ""
-    return Problem("limits", "memory", f"{message}{said}; memory= or --memory raises that", line)
+def _out_of_memory(memory: int, line: int | None, message: str = "") -> Problem:
+    limit = f"it used more memory than the limit of {memory / 2**30:.3g} GiB (torch itself not counted)"
+    message = f" ({message})" if message else ""
+    return Problem("limits", "memory", f"{limit}{message}; raise the limit with memory= or --memory", line)
 
 
-def _about_memory(said: str) -> bool:
-    return any(words in said.lower() for words in _ALLOCATION)
+def _about_memory(message: str) -> bool:
+    return any(words in message.lower() for words in _ALLOCATION)
 
 
-def _limit_behind(error: BaseException, said: str) -> tuple[str, str] | None:
-    """The limit the exception comes from, if from one: (kind, sentence)."""
-    if isinstance(error, RuntimeError) and "can't start new thread" in said:
-        return "processes", "it started more threads and processes than it may have"
+def _limit_behind(error: BaseException, message: str) -> tuple[str, str] | None:
+    """Return (kind, sentence) of the limit that caused the exception, or None."""
+    if isinstance(error, RuntimeError) and "can't start new thread" in message:
+        return "processes", "it started too many threads and processes"
     if not isinstance(error, OSError):
         return None
     if any(_about_network(each) for each in _behind(error)):
-        return "network", f"it tried to reach the network, and there is none here ({said})"
+        return "network", f"it tried to use the network, which a checked file cannot ({message})"
     if isinstance(error, BlockingIOError) and error.errno == errno.EAGAIN:
-        return "processes", "it started more processes than it may have"
+        return "processes", "it started too many processes"
     if error.errno == errno.EFBIG:
-        return "files", "it wrote a file larger than it may"
+        return "files", "it wrote a file that is too large"
     if error.errno == errno.EMFILE:
-        return "files", "it opened more files than it may"
+        return "files", "it opened too many files"
     if error.errno in _FORBIDDEN:
-        return "forbidden", _FORBIDDEN_WORDS.format(said)
+        return "forbidden", _FORBIDDEN_WORDS.format(message)
     return None
 
 
 def _behind(error: OSError) -> list[OSError]:
-    """It and those it was made of: libraries wrap what a socket says."""
-    found: list[OSError] = []
+    """Return the error and its causes, because libraries wrap the errors of sockets."""
+    errors: list[OSError] = []
     following: list[object] = [error]
-    while following and len(found) < 10:
-        one = following.pop()
-        if isinstance(one, OSError) and one not in found:
-            found.append(one)
-            following += [getattr(one, "reason", None), one.__cause__, one.__context__]
-    return found
+    while following and len(errors) < 10:
+        current = following.pop()
+        if isinstance(current, OSError) and current not in errors:
+            errors.append(current)
+            following += [getattr(current, "reason", None), current.__cause__, current.__context__]
+    return errors
 
 
 def _about_network(error: OSError) -> bool:
@@ -142,12 +144,14 @@ def _about_network(error: OSError) -> bool:
         return True
     if error.errno not in _FORBIDDEN or error.filename is not None or error.__traceback__ is None:
         return False
-    last = traceback.extract_tb(error.__traceback__)[-1]  # Landlock refuses as it refuses a file
+    last = traceback.extract_tb(error.__traceback__)[
+        -1
+    ]  # Landlock raises the same errors for sockets and files
     return last.filename == socket.__file__ or any(word in (last.line or "") for word in ("connect", "bind"))
 
 
 def _line(error: BaseException, path: Path) -> int | None:
-    """In the learner's file, the last of their lines on the way."""
+    """Return the last line of the learner's file in the traceback."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno
     lines = [
@@ -157,11 +161,11 @@ def _line(error: BaseException, path: Path) -> int | None:
 
 
 def hidden(problem: Problem, filename: str, reach: list[str]) -> Problem:
-    """A file that was not found there may be one that is here, out of its reach: then the verdict says so."""
+    """Return the problem; if a file was not found because the sandbox hides it, say so."""
     if problem.kind != "FileNotFoundError":
         return problem
     if not os.path.isabs(filename):
-        problem.message += "; a checked file runs in an empty folder, and finds its own by __file__"
+        problem.message += "; a checked file runs in an empty folder: use __file__ to find files beside it"
         return problem
     within = any(filename == each or filename.startswith(f"{each}/") for each in reach)
     if within or not (os.path.lexists(filename) or os.path.isdir(os.path.dirname(filename))):
@@ -170,33 +174,32 @@ def hidden(problem: Problem, filename: str, reach: list[str]) -> Problem:
 
 
 def of_kill(reason: str, *, seconds: float, memory: int, line: int | None) -> Problem:
-    """Why the watch ended it."""
+    """Return the problem for a process that was ended by the watchdog."""
     if reason == "memory":
         return _out_of_memory(memory, line)
     messages = {
-        "timeout": f"it ran for more than {seconds:g} seconds and was ended; does a loop never end?",
-        "processes": "it started more processes than it may have and was ended",
-        "result": "what came back is no evidence: it wrote where only the examination may, and was ended",
-        "files": "it wrote more to its temporary folder than it may and was ended",
+        "timeout": f"it ran for more than {seconds:g} seconds and was ended; check for an endless loop",
+        "processes": "it started too many processes and was ended",
+        "result": "it sent no valid evidence and was ended: the code wrote to the channel of the examination",
+        "files": "it wrote too much to its temporary folder and was ended",
     }
     return Problem("limits", reason, messages[reason], line)
 
 
 def of_status(status: int | None, line: int | None, memory: int, output: str) -> Problem:
-    """An end without a result; `status` as os.wait gives it.
+    """Return the problem for a process that ended without a result; `status` is that of os.wait.
 
-    A library that gets no memory may end the process by its own hand: its last words say so, and then it was
-    the limit's doing.
+    A library that gets no memory may end the process itself; the end of the output tells.
     """
     if status is None:
-        return Problem("limits", "killed", "its process was ended from outside", line)
+        return Problem("limits", "killed", "its process was ended by another process", line)
     number, code = status & 0x7F, status >> 8
     if (code or number == signal.SIGABRT) and _about_memory(output[-LAST_WORDS:]):
         return _out_of_memory(memory, line, output[-LAST_WORDS:].strip().rpartition("\n")[2])
     if not number:
         message = (
-            f"its process ended with status {code} before it could be examined: "
-            "the file or a library it uses calls exit"
+            f"its process ended with status {code} before it could be examined: the file, or a library it "
+            "uses, calls exit"
         )
         return Problem("limits", "exit", message, line)
     try:
@@ -204,12 +207,12 @@ def of_status(status: int | None, line: int | None, memory: int, output: str) ->
     except ValueError:
         name = f"signal {number}"
     if name == "SIGSEGV":
-        message = "it crashed Python itself (segmentation fault): memory was touched that is not its own"
+        message = "it crashed Python (segmentation fault): it accessed memory that is not allocated"
         return Problem("limits", "segfault", message, line)
     if name in _CRASHES:
-        return Problem("limits", "crash", f"it crashed Python itself ({name})", line)
+        return Problem("limits", "crash", f"it crashed Python ({name})", line)
     if name in ("SIGXCPU", "SIGALRM"):
-        return Problem("limits", "timeout", "it took more processor time than it may and was ended", line)
+        return Problem("limits", "timeout", "it used too much processor time and was ended", line)
     if name == "SIGXFSZ":
-        return Problem("limits", "files", "it wrote a file larger than it may and was ended", line)
+        return Problem("limits", "files", "it wrote a file that is too large and was ended", line)
     return Problem("limits", "killed", f"its process was ended by {name}", line)

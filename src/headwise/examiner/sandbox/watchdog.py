@@ -128,9 +128,9 @@ class Watch:
             return False
         if len(self._heard) >= whole:
             at = HEADER.size + text
-            said, blob = bytes(self._heard[HEADER.size : at]), bytes(self._heard[at:whole])
+            text_part, blob = bytes(self._heard[HEADER.size : at]), bytes(self._heard[at:whole])
             del self._heard[:whole]
-            self._unsent = self.reply(said, blob)
+            self._unsent = self.reply(text_part, blob)
             if self._unsent:
                 self._selector.modify(self._talk, selectors.EVENT_WRITE, self._converse)
             else:  # nothing more is asked: it may go
@@ -250,11 +250,11 @@ def _kill(number: int) -> None:
 def _too_large(folder: Path) -> bool:
     size = count = 0
     try:
-        for here, _, files in os.walk(folder):
+        for parent, _, files in os.walk(folder):
             count += 1 + len(files)
             for name in files:
                 with suppress(OSError):
-                    size += os.lstat(os.path.join(here, name)).st_blocks * 512
+                    size += os.lstat(os.path.join(parent, name)).st_blocks * 512
             if size > FOLDER_BYTES or count > FOLDER_FILES:
                 return True
     except RecursionError:  # folders in folders in folders

@@ -26,13 +26,13 @@ def limit_the_rest(*, own_users: bool) -> None:
     import resource
 
     others = 0 if own_users else _processes_of_user()
-    for what, most in (
+    for resource_kind, most in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, FILE_BYTES),
         (resource.RLIMIT_NOFILE, OPEN_FILES),
         (resource.RLIMIT_NPROC, others + PROCESSES),
     ):
-        _lower(what, most)
+        _lower(resource_kind, most)
 
 
 def be_counted() -> None:
@@ -101,13 +101,13 @@ def limit_time(seconds: float) -> None:
     _lower(resource.RLIMIT_CPU, math.ceil(used + seconds) + 1, grace=3)  # SIGXCPU first, SIGKILL at the end
 
 
-def _lower(what: int, most: int, grace: int = 0) -> None:
+def _lower(resource_kind: int, most: int, grace: int = 0) -> None:
     import resource
 
-    hard = resource.getrlimit(what)[1]
+    hard = resource.getrlimit(resource_kind)[1]
     last = most + grace if hard == resource.RLIM_INFINITY else min(most + grace, hard)
     with suppress(OSError, ValueError):  # macOS knows some of these by name only
-        resource.setrlimit(what, (min(most, last), last))
+        resource.setrlimit(resource_kind, (min(most, last), last))
 
 
 def _reserved() -> tuple[int, int]:
@@ -138,15 +138,15 @@ def descendants_of(*ancestors: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for number, parent in _parents():
         children.setdefault(parent, []).append(number)
-    found = list(ancestors)
-    for number in found:  # grows while it is walked
-        found += children.get(number, [])
-    return found[len(ancestors) :]
+    descendants = list(ancestors)
+    for number in descendants:  # grows while it is walked
+        descendants += children.get(number, [])
+    return descendants[len(ancestors) :]
 
 
 def _parents() -> list[tuple[int, int]]:
     """(process, its parent) for every process in sight that has not ended."""
-    found = []
+    pairs = []
     with suppress(OSError):
         for name in os.listdir("/proc"):
             if name.isdigit():
@@ -154,8 +154,8 @@ def _parents() -> list[tuple[int, int]]:
                     # The name, in brackets, may hold anything.
                     state, parent = file.read().rpartition(b")")[2].split()[:2]
                     if state not in (b"Z", b"X"):
-                        found.append((int(name), int(parent)))
-    return found
+                        pairs.append((int(name), int(parent)))
+    return pairs
 
 
 def sweep(ancestor: int, seconds: float = 3.0) -> None:
@@ -181,9 +181,9 @@ def remove(folder: str | os.PathLike[str]) -> None:
     if not os.path.lexists(folder):
         return
     with suppress(RecursionError):
-        for here, folders, _ in os.walk(folder):
+        for parent, folders, _ in os.walk(folder):
             for each in folders:
-                inside = os.path.join(here, each)
+                inside = os.path.join(parent, each)
                 if not os.path.islink(inside):
                     with suppress(OSError):
                         os.chmod(inside, 0o700)

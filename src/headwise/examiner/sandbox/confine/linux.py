@@ -32,17 +32,17 @@ _DETACH = 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _checked(result: int, what: str) -> int:
+def _checked(result: int, operation: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{operation}: {os.strerror(number)}")
     return result
 
 
-def syscall(what: str, number: int, *arguments: object) -> int:
+def syscall(operation: str, number: int, *arguments: object) -> int:
     """One system call by number; integers are passed as 64 bits."""
     wide = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
-    return _checked(_libc.syscall(ctypes.c_long(number), *wide), what)
+    return _checked(_libc.syscall(ctypes.c_long(number), *wide), operation)
 
 
 def unshare(flags: int) -> None:
@@ -90,8 +90,8 @@ def pivot_root(new: str) -> None:
     if number is None:
         raise OSError(f"pivot_root: unknown on {os.uname().machine}")
     os.chdir(new)
-    here = ctypes.c_char_p(b".")
-    syscall("pivot_root", number, here, here)
+    current_folder = ctypes.c_char_p(b".")
+    syscall("pivot_root", number, current_folder, current_folder)
     unmount(".")  # the old root, which now lies over the new one
     os.chdir("/")
 
