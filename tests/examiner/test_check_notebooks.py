@@ -107,7 +107,7 @@ def test_only_what_definitions_need_is_run_and_what_fails_beside_them_is_passed_
     bare = notebook(tmp_path, "import nowhere_at_all as no\nclass A:\n    x = no.x", name="bare.ipynb")
     with pytest.raises(ImportError, match="nowhere_at_all"):
         load(bare, source_of(bare)[0])
-    module, names = load_all_the_same(bare, source_of(bare)[0])
+    module, names, _ = load_all_the_same(bare, source_of(bare)[0])
     assert module.A and names == ["nowhere_at_all"]
     broken = notebook(tmp_path, "n = 1 / 0\nm = n\nclass A:\n    x = m", name="broken.ipynb")
     with pytest.raises(ZeroDivisionError):

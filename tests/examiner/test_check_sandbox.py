@@ -664,7 +664,7 @@ def test_only_what_the_file_asks_for_is_stood_in_for(tmp_path: Path, monkeypatch
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     path = tmp_path / "learner.py"
     path.write_text("import not_here.inside\nfrom not_here import Base\nclass Own(Base):\n    pass\n")
-    module, names = load_all_the_same(path, path.read_text())
+    module, names, _ = load_all_the_same(path, path.read_text())
     assert names == ["not_here", "not_here.inside"]
     assert module.Own(1, a=2).anything() is not None
     with pytest.raises(ModuleNotFoundError):
