@@ -174,7 +174,8 @@ def compared(report: Report) -> list[Row]:
     wrong = {one_line(probe): error for probe, error in report.errors.items() if not error <= RIGHT}  # or NaN
     if not wrong:
         fit = largest_difference(max(right.values()))
-        return [Row("Compared", f"{tests} with {report.beside}, {fit}: {', '.join(right)}")]
+        separator = "; " if any("," in probe for probe in right) else ", "  # probes of steps hold sizes
+        return [Row("Compared", f"{tests} with {report.beside}, {fit}: {separator.join(right)}")]
     each = ", ".join(f"{probe} {_size(error)}" for probe, error in wrong.items())
     fine = f". Equal: {', '.join(right)}" if right else ""
     title = "Largest difference, relative to the largest number"
@@ -240,7 +241,7 @@ def not_told_apart(report: Report) -> str:
 def how_it_is_called(report: Report) -> list[Row]:
     """Return how the code is called, one convention a line."""
     words = "\n".join(one_line(each) for each in report.conventions.words)
-    return [Row("How it is called", words)] if words else []
+    return [Row("Interface", words)] if words else []
 
 
 def its_weights(report: Report) -> list[Row]:
@@ -273,7 +274,12 @@ def how_it_ran(report: Report) -> str:
 
 def remarks(report: Report) -> list[Part]:
     """Return the lists of harmless differences and of what could not be judged."""
-    unknown = [finding_in_words(each) for each in report.findings if each.verdict == "unknown"]
+    unknown = [
+        finding_in_words(each)
+        for each in report.findings
+        if each.verdict == "unknown"
+        and not any(text.startswith(f"{each.name}: {each.detail}") for text in report.not_judged)
+    ]
     return [
         listed("Differences that are not mistakes", "item", report.equal),
         listed("Could not be judged", "unknown", [*report.not_judged, *unknown]),
