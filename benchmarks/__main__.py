@@ -86,11 +86,11 @@ def run(
     return records
 
 
-def main(given: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 all well, 1 a case failed, 2 wrong use, 130 stopped by Ctrl-C."""
     begun = time.monotonic()
     parser = arguments()
-    options = parser.parse_args(given)
+    options = parser.parse_args(argv)
     if options.readme:
         return _write_readme(options.out or report.RESULTS)
     cases = choose(options.only, options.device)
@@ -134,8 +134,8 @@ def main(given: Sequence[str] | None = None) -> int:
 def _missing(cases: Sequence[Case], device: str, folder: Path, commit: str | None) -> list[Case]:
     """Those that are not stored yet, right, of what is there to be measured now."""
     about = machine.describe(device, commit)
-    known = report.stored_of(report.load(report.file_for(folder, device, about["started"])), about)
-    return [case for case in cases if case.name not in known]
+    stored_names = report.stored_of(report.load(report.file_for(folder, device, about["started"])), about)
+    return [case for case in cases if case.name not in stored_names]
 
 
 def _write_readme(results: Path) -> int:

@@ -44,7 +44,7 @@ def choose(pattern: str | None, device: str, longest: int = LENGTHS[-1]) -> list
         case
         for case in every()
         if device in case.devices
-        and any(fnmatch.fnmatchcase(case.name, one) for one in patterns)
+        and any(fnmatch.fnmatchcase(case.name, name_pattern) for name_pattern in patterns)
         and (group_of(case.name) != "grid" or case.sizes["L"] <= longest)
     ]
 
@@ -115,11 +115,11 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def main(given: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 all well, 1 a case failed, 2 wrong use, 130 stopped by Ctrl-C."""
     begun = time.monotonic()
     parser = arguments()
-    options = parser.parse_args(given)
+    options = parser.parse_args(argv)
     device, folder = options.device, options.out or report.RESULTS
     if options.show:
         stored = report.load(file_in(folder, device))
@@ -141,8 +141,8 @@ def main(given: Sequence[str] | None = None) -> int:
         parser.error("torch sees no GPU here; use --device cpu")
     if options.missing:
         about = machine.describe(device, options.commit)
-        known = report.stored_of(report.load(file_in(folder, device)), about)
-        chosen = [case for case in chosen if case.name not in known]
+        stored_names = report.stored_of(report.load(file_in(folder, device)), about)
+        chosen = [case for case in chosen if case.name not in stored_names]
     turns = min(options.turns, QUICK_TURNS) if options.quick else options.turns
     out = options.out or (None if options.quick else report.RESULTS)
     try:

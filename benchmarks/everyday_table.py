@@ -100,7 +100,7 @@ def _grid_in_words(records: Sequence[Record]) -> list[str]:
     faster = _times_faster(records)
     if not faster:
         return []
-    itself = [report.ratio(one["peer_against_itself"]) for one in records if one["status"] == "ok"]
+    itself = [report.ratio(record["peer_against_itself"]) for record in records if record["status"] == "ok"]
     mean = math.exp(sum(map(math.log, faster.values())) / len(faster))
     worst = sorted(faster, key=lambda name: faster[name])[:WORST]
     return [
@@ -115,17 +115,17 @@ def _grid_in_words(records: Sequence[Record]) -> list[str]:
 
 def summary(records: Iterable[Record]) -> str:
     """All cases in a line each: ours, the peer, ours / peer, peer / itself, others; the grid in words."""
-    told = list(records)
-    if not told:
+    listed = list(records)
+    if not listed:
         return NOTHING
     lines = []
     for group in GROUPS:
-        mine = [record for record in told if group_of(record["name"]) == group]
+        mine = [record for record in listed if group_of(record["name"]) == group]
         if mine:
             lines += ["", f"{group}: ours / beside it"]
             lines += [_line(record) for record in mine]
             lines += _grid_in_words(mine) if group == "grid" else []
-    failed = [record["name"] for record in told if record["status"] != "ok"]
+    failed = [record["name"] for record in listed if record["status"] != "ok"]
     return "\n".join(lines[1:] + ([f"failed: {', '.join(failed)}"] if failed else []))
 
 

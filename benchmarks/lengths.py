@@ -137,8 +137,8 @@ def _panel(
 
 
 def _points(done: Sequence[Report], value: Value, arm: str) -> Points:
-    found = [(record["sizes"]["L"], value(record, arm)) for record in done]
-    return [(tokens, max(number, 1e-9)) for tokens, number in found if number is not None]
+    points = [(record["sizes"]["L"], value(record, arm)) for record in done]
+    return [(tokens, max(number, 1e-9)) for tokens, number in points if number is not None]
 
 
 def _frame(axes: Axes, tokens: Sequence[int], title: str) -> None:

@@ -34,7 +34,7 @@ def describe(device: str, commit: str | None = None) -> dict[str, Any]:
 
 def _machine(device: str) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    found: dict[str, Any] = {
+    machine: dict[str, Any] = {
         "cpu": _cpu_model(),
         "cores": cores,
         "threads": torch.get_num_threads(),
@@ -44,12 +44,12 @@ def _machine(device: str) -> dict[str, Any]:
     }
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
-        found |= {
+        machine |= {
             "gpu": properties.name,
             "gpu_memory_bytes": properties.total_memory,
             "driver": _said_by("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
         }
-    return found
+    return machine
 
 
 def _cpu_model() -> str:
@@ -66,15 +66,15 @@ def _cpu_model() -> str:
 
 
 def _versions(device: str) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    versions: dict[str, Any] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "triton": _installed("triton"),
         "headwise": headwise.__version__,
     }
     if device == "cuda":
-        found |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
-    return found
+        versions |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    return versions
 
 
 def _installed(package: str) -> str | None:

@@ -59,8 +59,8 @@ def in_fresh_process(
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [""])[-1]
         return {"extra_bytes": None, "how": f"the process ended with {done.returncode}: {last[:200]}"}
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 def peak_of(arm: Arm) -> dict[str, Any]:

@@ -344,10 +344,10 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def main(given: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 all well, 2 wrong use, 130 stopped by Ctrl-C."""
     parser = arguments()
-    options = parser.parse_args(given)
+    options = parser.parse_args(argv)
     if options.show:
         stored = report.load(file_in(options.out))
         if stored is None:

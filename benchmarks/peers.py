@@ -72,7 +72,7 @@ def dense_statistics(q: Tensor, k: Tensor, hidden: Tensor, cells: int | None = N
     lse = largest - heaviest.log()
     entropy = lse - torch.einsum("bhts,bhts->bht", p, s.to(p.dtype))
     by_offset = [p.diagonal(offset, -2, -1).sum(-1) for offset in range(-min(REACH, L - 1), 1)]
-    found = {
+    statistics = {
         "entropy": entropy.mean(-1),
         "effective_keys": entropy.exp().mean(-1),
         "confidence": heaviest.mean(-1),
@@ -85,7 +85,7 @@ def dense_statistics(q: Tensor, k: Tensor, hidden: Tensor, cells: int | None = N
         "max_logit": largest.amax(-1),
         "received": p.sum(-2),
     }
-    return found if cells is None else {**found, "pooled": pool(p, cells)}
+    return statistics if cells is None else {**statistics, "pooled": pool(p, cells)}
 
 
 def head_by_head(q: Tensor, k: Tensor, hidden: Tensor, cells: int | None = None) -> dict[str, Tensor]:

@@ -97,8 +97,8 @@ def in_turn(samples: Mapping[str, Sample], turns: int) -> dict[str, list[float]]
 
 def medians(samples: Mapping[str, Sample], turns: int) -> dict[str, float]:
     """Microseconds a call, arms in turn and in changing order."""
-    found = in_turn(samples, turns)
-    return {name: round(1e6 * statistics.median(values), 2) for name, values in found.items()}
+    timed = in_turn(samples, turns)
+    return {name: round(1e6 * statistics.median(values), 2) for name, values in timed.items()}
 
 
 def felt(arms: Mapping[str, Arm], device: str, times: int) -> dict[str, float]:

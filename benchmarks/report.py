@@ -111,9 +111,9 @@ def add(path: Path, run: dict[str, Any], record: dict[str, Any]) -> Report:
     return report
 
 
-def ratio(found: dict[str, Any]) -> float:
+def ratio(stored: dict[str, Any]) -> float:
     """A stored ratio: the median of those within a turn; in results of before, a median over another."""
-    return float(found["median"] if "median" in found else found["of_medians"])
+    return float(stored["median"] if "median" in stored else stored["of_medians"])
 
 
 def said(found: dict[str, Any], digits: int = 2) -> str:

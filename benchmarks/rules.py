@@ -97,12 +97,14 @@ def run(
     return records
 
 
-def warm(chosen: Sequence[Cell], device: str, processes: int, given: Sequence[str], most: float) -> None:
+def warm(
+    chosen: Sequence[Cell], device: str, processes: int, child_options: Sequence[str], most: float
+) -> None:
     """Compile what cells need in several processes at once, for the caches this one reads."""
     env = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     children = [
         subprocess.Popen(
-            [*again(device), *given, "--share", str(number), str(processes)],
+            [*again(device), *child_options, "--share", str(number), str(processes)],
             env=env, cwd=machine.ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )
         for number in range(min(processes, len(chosen)))
@@ -118,7 +120,7 @@ def warm(chosen: Sequence[Cell], device: str, processes: int, given: Sequence[st
 def choose(pattern: str | None, quick: bool) -> list[Cell]:
     """Cells whose names fit; several patterns are parted by commas."""
     patterns = (pattern or "*").split(",")
-    fitting = [cell for cell in cells() if any(fnmatch.fnmatch(cell.name, one) for one in patterns)]
+    fitting = [cell for cell in cells() if any(fnmatch.fnmatch(cell.name, name_pattern) for name_pattern in patterns)]
     return tiny(fitting) if quick else fitting
 
 
@@ -145,11 +147,11 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def main(given: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 all well, 1 a cell failed, 2 wrong use, 130 stopped by Ctrl-C."""
     begun = time.monotonic()
     parser = arguments()
-    options = parser.parse_args(given)
+    options = parser.parse_args(argv)
     device, results = options.device, options.out or report.RESULTS
     chosen = choose(options.only, options.quick)
     if options.list:
@@ -168,18 +170,18 @@ def main(given: Sequence[str] | None = None) -> int:
             measure(cell, device, timed=False)
         return 0
     if options.missing:
-        known = report.stored_of(
+        stored_names = report.stored_of(
             report.load(rule_table.file_in(results, device)), machine.describe(device, options.commit)
         )
-        chosen = [cell for cell in chosen if cell.name not in known]
+        chosen = [cell for cell in chosen if cell.name not in stored_names]
     try:
         if options.warm:
-            asked = [
+            child_options = [
                 "--only",
                 ",".join(cell.name for cell in chosen) or "*",
                 *(["--quick"] if options.quick else []),
             ]
-            warm(chosen, device, options.warm, asked, min(WARMING, options.seconds / 2))
+            warm(chosen, device, options.warm, child_options, min(WARMING, options.seconds / 2))
         out = options.out or (None if options.quick else report.RESULTS)
         turns = QUICK_TURNS if options.quick else TURNS
         records = run(chosen, device, out, turns, begun + options.seconds, options.commit)

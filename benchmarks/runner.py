@@ -200,9 +200,9 @@ def run_case(
     try:
         wake(device)
         prepared = case.prepare(device, tiny)
-        arms, found, record["unavailable"] = _first_calls(case, prepared, device)
-        checked = _checked(case, prepared, found, case.dtype_on(device))
-        del found
+        arms, results, record["unavailable"] = _first_calls(case, prepared, device)
+        checked = _checked(case, prepared, results, case.dtype_on(device))
+        del results
         record["check"] = closest(checked)
         if wrong := [one for one in checked if not one.ok]:
             return record | {"status": "failed", "reason": _in_words(wrong)}
@@ -248,7 +248,7 @@ def _first_calls(
 ) -> tuple[dict[str, Arm], dict[str, Any], dict[str, str]]:
     """Call every arm once: (those that run, the values they found, why the others do not run)."""
     arms: dict[str, Arm] = {}
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     unavailable: dict[str, str] = {}
     for name, arm in prepared.arms.items():
         try:
@@ -261,22 +261,22 @@ def _first_calls(
                 raise
             unavailable[name] = _first_line(problem)
             continue
-        found[name] = prepared.part_of(name, result)
+        results[name] = prepared.part_of(name, result)
         arms[name] = arm
-    return arms, found, unavailable
+    return arms, results, unavailable
 
 
 def _checked(
-    case: Case, prepared: Prepared, found: Mapping[str, Values], dtype: torch.dtype
+    case: Case, prepared: Prepared, results: Mapping[str, Values], dtype: torch.dtype
 ) -> list[Checked]:
     """Every arm beside the truth about what it computes."""
-    alike = {name: values for name, values in found.items() if name not in prepared.apart}
+    alike = {name: values for name, values in results.items() if name not in prepared.apart}
     peer = case.peer if case.peer in alike else None
     yardstick = prepared.yardstick() if prepared.yardstick else None
     checked = check(prepared.truth(), alike, case.ours, peer, dtype, case.factor, yardstick)
     for name, judged in prepared.apart.items():
-        if name in found:
-            checked += check(judged.truth(), {name: found[name]}, case.ours, name, dtype)
+        if name in results:
+            checked += check(judged.truth(), {name: results[name]}, case.ours, name, dtype)
     return checked
 
 

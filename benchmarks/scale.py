@@ -58,12 +58,12 @@ def counted(way: str, n: int) -> Counts:
             while not here.poll(1):
                 if any(process.exitcode for process in running):
                     raise RuntimeError(f"a process of {n} ended before it answered: {way}")
-            found: Counts = here.recv()
+            counts: Counts = here.recv()
         finally:
             for process in running:
                 process.join(20)
                 process.kill()
-    return found
+    return counts
 
 
 def _rank(rank: int, n: int, meeting: str, way: str, end: Any) -> None:
@@ -119,10 +119,10 @@ def main(arguments: list[str] | None = None) -> None:
     rows = []
     for way in ("heads", "sequence"):
         for n in RANKS:
-            formula, found = expected(way, n), counted(way, n)
+            formula, counts = expected(way, n), counted(way, n)
             for part in ("forward", "backward"):
-                rows.append({"over": way, "ranks": n, "part": part} | _pair(formula[part], found[part]))
-                table.add_row(way, str(n), part, f"{formula[part]:,}", f"{found[part]:,}")
+                rows.append({"over": way, "ranks": n, "part": part} | _pair(formula[part], counts[part]))
+                table.add_row(way, str(n), part, f"{formula[part]:,}", f"{counts[part]:,}")
     Console().print(table)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -130,8 +130,8 @@ def main(arguments: list[str] | None = None) -> None:
             place.write_text(json.dumps({"sizes": SIZES, "rows": rows}, indent=1) + "\n")
 
 
-def _pair(formula: int, found: int) -> Counts:
-    return {"formula": formula, "counted": found}
+def _pair(formula: int, count: int) -> Counts:
+    return {"formula": formula, "counted": count}
 
 
 if __name__ == "__main__":

@@ -81,8 +81,8 @@ def _judged_in_part(problem: Problem, look: Look, cells: int) -> Look:
         all_queries = torch.full((B, H), float(T), dtype=dtype, device=problem.q.device)
         return {"last row of cells": row, "in the picture": all_queries, "received": all_queries}
 
-    def part(found: dict[str, Tensor]) -> Values:
-        picture, received = found["pooled"], found["received"]
+    def part(result: dict[str, Tensor]) -> Values:
+        picture, received = result["pooled"], result["received"]
         return {
             "last row of cells": picture[:, last, -1:],
             "in the picture": picture.sum((-2, -1)),
@@ -149,7 +149,7 @@ def run(
 ) -> Report:
     """Measure some lengths; what was found, stored after each of them if `out` is given."""
     dtype = case_of(FIRST_LENGTH, sizes, device).dtype_on(device)
-    found: Report = {
+    stored: Report = {
         "schema": report.SCHEMA,
         "device": device,
         "run": {**machine.describe(device, commit), "sizes": dict(sizes)},
@@ -162,15 +162,15 @@ def run(
             shown.case(case.name, number, len(chosen))
             record = runner.run_case(case, device, TURNS, turned=shown.turn)
             shown.say(report.line(record))
-            found["records"].append({**record, **_out_of_memory(record, needed(case.sizes, dtype))})
+            stored["records"].append({**record, **_out_of_memory(record, needed(case.sizes, dtype))})
             if out is not None:
-                report.write(file_in(out, device), found)
-    return found
+                report.write(file_in(out, device), stored)
+    return stored
 
 
 def _out_of_memory(record: Report, sizes: dict[str, int]) -> dict[str, Any]:
     """Eager routes that were too large, by arithmetic or by trying, with the bytes they need."""
-    tried = {name for name, why in record.get("unavailable", {}).items() if "OutOfMemory" in why}
+    tried = {name for name, reason in record.get("unavailable", {}).items() if "OutOfMemory" in reason}
     return {"out_of_memory": {name: n for name, n in sizes.items() if n > MOST_BYTES or name in tried}}
 
 
@@ -202,10 +202,10 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def main(given: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 all well, 1 a length failed, 2 wrong use, 130 stopped by Ctrl-C."""
     parser = arguments()
-    options = parser.parse_args(given)
+    options = parser.parse_args(argv)
     if options.plot:
         stored = report.load(file_in(options.out, options.device))
         if stored is None:
@@ -218,11 +218,11 @@ def main(given: Sequence[str] | None = None) -> int:
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch sees no GPU here; use --device cpu")
     try:
-        found = run(options.device, chosen, options.out, options.commit)
+        measured = run(options.device, chosen, options.out, options.commit)
     except KeyboardInterrupt:
         print("stopped; lengths that were done are stored", file=sys.stderr)
         return 130
-    failed = [record["name"] for record in found["records"] if record["status"] != "ok"]
+    failed = [record["name"] for record in measured["records"] if record["status"] != "ok"]
     if failed:
         print(f"{len(failed)} failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

@@ -21,8 +21,8 @@ def statistics(
 ) -> dict[str, Tensor]:
     """The eleven statistics by their formulas, [B, heads] each, `received` [B, heads, S]."""
     chosen = range(problem.q.shape[1]) if heads is None else heads
-    found = [_of_head(problem, head, dtype) for head in chosen]
-    return {name: torch.stack([one[name] for one in found], dim=1) for name in found[0]}
+    by_head = [_of_head(problem, head, dtype) for head in chosen]
+    return {name: torch.stack([of_head[name] for of_head in by_head], dim=1) for name in by_head[0]}
 
 
 def _of_head(problem: Problem, head: int, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -113,7 +113,7 @@ def entropy_gradients(
 
     With H_i = -sum_j p_ij log p_ij, dH_i / ds_ij = -p_ij (log p_ij + H_i). One key head a query head.
     """
-    found = []
+    by_head = []
     for head in range(problem.q.shape[1]) if heads is None else heads:
         q, k = (x[:, head].to(dtype) for x in (problem.q, problem.k))  # [B, L, D]
         entropies, dq, dk = [], [], torch.zeros_like(k)
@@ -126,5 +126,5 @@ def entropy_gradients(
             entropies.append(entropy)
             dq.append(ds @ k)
             dk += ds.transpose(-2, -1) @ q[:, rows]
-        found.append({"entropy": torch.cat(entropies, -1), "dq": torch.cat(dq, -2), "dk": dk})
-    return {name: torch.stack([one[name] for one in found], dim=1) for name in found[0]}
+        by_head.append({"entropy": torch.cat(entropies, -1), "dq": torch.cat(dq, -2), "dk": dk})
+    return {name: torch.stack([of_head[name] for of_head in by_head], dim=1) for name in by_head[0]}

@@ -47,11 +47,11 @@ class Checked:
         return f"{self.arm}: {self.value} is off by {self.error:.2g}, allowed {self.allowed:.2g}"
 
 
-def error(found: Tensor, truth: Tensor) -> float:
+def error(values: Tensor, truth: Tensor) -> float:
     """The largest difference; NaN or infinite where either has no number the other has not."""
-    if found.shape != truth.shape:
+    if values.shape != truth.shape:
         return float("inf")
-    return float((found.detach().to(truth.dtype) - truth).abs().max())
+    return float((values.detach().to(truth.dtype) - truth).abs().max())
 
 
 def check(
@@ -70,7 +70,9 @@ def check(
         peer: whose error is the measure; None, where nobody else computes these values: that of `yardstick`.
         yardstick: values by plain torch, all or some of them; beside a peer, the larger error counts.
     """
-    measures = [one for one in (found[peer] if peer is not None else None, yardstick) if one is not None]
+    measures = [
+        measure for measure in (found[peer] if peer is not None else None, yardstick) if measure is not None
+    ]
     assert measures, "a case whose peer computes something else, or without one, needs a yardstick"
     results = []
     for arm, values in found.items():
@@ -78,7 +80,7 @@ def check(
             size = float(true.abs().max())
             eps = torch.finfo(dtype).eps
             peer_error = max(
-                (error(one[name], true) for one in measures if name in one), default=float("inf")
+                (error(measure[name], true) for measure in measures if name in measure), default=float("inf")
             )
             allowed = eps**0.5 * size
             if arm == ours:
@@ -90,11 +92,11 @@ def check(
 
 def closest(checked: Iterable[Checked]) -> dict[str, dict[str, Any]]:
     """For every arm the value that came closest to its limit, or failed: what a report stores of a check."""
-    found: dict[str, Checked] = {}
+    worst_of: dict[str, Checked] = {}
     for value in checked:
-        if value.arm not in found or value.share > found[value.arm].share:
-            found[value.arm] = value
+        if value.arm not in worst_of or value.share > worst_of[value.arm].share:
+            worst_of[value.arm] = value
     return {
         arm: {"value": worst.value, "error": worst.error, "allowed": worst.allowed}
-        for arm, worst in found.items()
+        for arm, worst in worst_of.items()
     }

@@ -71,8 +71,8 @@ def adopted(
 
         return both_ways
 
-    def part(found: list[Tensor]) -> Values:
-        return {"output": found[0] * real} | {f"gradient {i}": grad for i, grad in enumerate(found[1:])}
+    def part(result: list[Tensor]) -> Values:
+        return {"output": result[0] * real} | {f"gradient {i}": grad for i, grad in enumerate(result[1:])}
 
     def truth() -> Values:
         exact, before = copy.deepcopy(model).double(), torch.backends.mha.get_fastpath_enabled()

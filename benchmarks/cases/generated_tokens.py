@@ -64,10 +64,10 @@ def judged_tokens(
     L = prompt.shape[1]
     largest = judge(prompt, use_cache=False).logits.abs().max()
 
-    def part(said: Tensor) -> Values:
-        logits = judge(torch.cat([prompt, said], 1), use_cache=False).logits[:, L - 1 : -1]  # [B, T, V]
+    def part(result: Tensor) -> Values:
+        logits = judge(torch.cat([prompt, result], 1), use_cache=False).logits[:, L - 1 : -1]  # [B, T, V]
         short = (
-            logits.amax(-1) - logits.gather(-1, said[..., None])[..., 0]
+            logits.amax(-1) - logits.gather(-1, result[..., None])[..., 0]
         )  # of the likeliest; 0 where it is
         return {"logit": largest - short}
 

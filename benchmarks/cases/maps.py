@@ -48,8 +48,8 @@ def long_statistics(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> P
     q, k, _ = problem.qkv
     last = [sizes["H"] - 1]
 
-    def part(found: Mapping[str, Tensor]) -> Values:
-        return {name: values[:, last] for name, values in found.items()}
+    def part(result: Mapping[str, Tensor]) -> Values:
+        return {name: values[:, last] for name, values in result.items()}
 
     return Prepared(
         {OURS: lambda: hw.AttentionMap(q, k, causal=True).statistics()},
@@ -74,7 +74,7 @@ def one_row(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
         _, p = problem.weights(torch.tensor([row], device=device), head=head)
         return {"weights": p[0, 0, 0]}
 
-    return Prepared(arms, truth, lambda found: {"weights": found})
+    return Prepared(arms, truth, lambda result: {"weights": result})
 
 
 ROWS: dict[str, dict[str, Any]] = {
@@ -91,11 +91,11 @@ def kept_row(sizes: Sizes, device: torch.device, dtype: torch.dtype, rule: str) 
     """
     head, row, options = sizes["head"], sizes["row"], ROWS[rule]
     W = options.get("window")
-    seen = None if not options else problems.causal if W is None else problems.window(W)
-    problem = problems.make(sizes, device, dtype, seen)
+    rule_of_positions = None if not options else problems.causal if W is None else problems.window(W)
+    problem = problems.make(sizes, device, dtype, rule_of_positions)
     (q, k, v), scale = problem.qkv, problem.scale
-    kept, group = hw.attention(q, k, v, **options)[1], q.shape[1] // k.shape[1]
-    hidden = None if seen is None else ~problem.mask(torch.tensor([row], device=device))[0, 0, 0]
+    weights, group = hw.attention(q, k, v, **options)[1], q.shape[1] // k.shape[1]
+    hidden = None if rule_of_positions is None else ~problem.mask(torch.tensor([row], device=device))[0, 0, 0]
 
     def eager() -> Tensor:
         s = q[0, head, row] @ k[0, head // group].T * scale
@@ -107,8 +107,8 @@ def kept_row(sizes: Sizes, device: torch.device, dtype: torch.dtype, rule: str) 
         _, p = problem.weights(torch.tensor([row], device=device), head=head)
         return {"weights": p[0, 0, 0]}
 
-    arms: dict[str, Arm] = {OURS: lambda: kept[0, head, row], THAT_ROW: eager}
-    return Prepared(arms, truth, lambda found: {"weights": found})
+    arms: dict[str, Arm] = {OURS: lambda: weights[0, head, row], THAT_ROW: eager}
+    return Prepared(arms, truth, lambda result: {"weights": result})
 
 
 def mean_heads(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
@@ -121,8 +121,8 @@ def mean_heads(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepar
         DENSE: lambda: peers.mean_weights(q, k, hidden),
     }
 
-    def part(found: Tensor) -> Values:
-        return {"mean": found[:, rows]}
+    def part(result: Tensor) -> Values:
+        return {"mean": result[:, rows]}
 
     return Prepared(arms, lambda: {"mean": truths.mean_weights(problem, rows)}, part)
 
@@ -138,7 +138,7 @@ def pooled(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
         DENSE: lambda: peers.pool(peers.weights(q, k, hidden), cells),
     }
     return Prepared(
-        arms, lambda: {"picture": truths.pooled(problem, cells)}, lambda found: {"picture": found}
+        arms, lambda: {"picture": truths.pooled(problem, cells)}, lambda result: {"picture": result}
     )
 
 
@@ -152,8 +152,8 @@ def dense(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
         DENSE: lambda: peers.weights(q, k, hidden).to(q.dtype),
     }
 
-    def part(found: Tensor) -> Values:
-        return {"weights": found[:, :, rows]}
+    def part(result: Tensor) -> Values:
+        return {"weights": result[:, :, rows]}
 
     return Prepared(arms, lambda: {"weights": problem.weights(rows)[1]}, part)
 

@@ -96,8 +96,8 @@ def monitored(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepare
             assert monitor.measured and len(monitor.latest) > sizes["N"] * sizes["H"]
         return step
 
-    def part(found: list[Tensor]) -> Values:
-        return {"loss": found[0]} | {f"gradient {i}": grad for i, grad in enumerate(found[1:])}
+    def part(result: list[Tensor]) -> Values:
+        return {"loss": result[0]} | {f"gradient {i}": grad for i, grad in enumerate(result[1:])}
 
     arms = {OURS: arm(model, 1), UNMONITORED: arm(model, None), NOT_DUE: arm(model, NEVER_AGAIN)}
     return Prepared(arms, lambda: part(arm(copy.deepcopy(model).double(), None)()), part)

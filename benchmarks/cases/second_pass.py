@@ -72,10 +72,10 @@ class Look:
         return Prepared(
             {OURS: self.call, name: arm},
             truth=lambda: in_bands(self.truth(torch.float64)),
-            part=lambda found: in_bands(self.part(found)),
+            part=lambda result: in_bands(self.part(result)),
             yardstick=lambda: in_bands(self.truth(torch.float32)),
             apart={
-                name: Apart(lambda: in_bands(judge.truth()), lambda found: in_bands(judge.part(found))),
+                name: Apart(lambda: in_bands(judge.truth()), lambda result: in_bands(judge.part(result))),
             },
         )
 
@@ -93,7 +93,7 @@ def beside_cudnn(problem: Problem, look: Look, name: str = CUDNN) -> Prepared:
     """A look at causal weights beside cuDNN's forward, on a CPU the fused one; judged on some rows."""
     q, k, v = problem.qkv
     rows = problems.some_rows(problem)
-    judge = Apart(lambda: {"output": problem.output(rows)}, lambda found: {"output": found[:, :, rows]})
+    judge = Apart(lambda: {"output": problem.output(rows)}, lambda result: {"output": result[:, :, rows]})
     return look.beside(name, pinned(lambda: sdpa(q, k, v, is_causal=True), q.device), judge)
 
 
@@ -110,14 +110,14 @@ def true_statistics(
     problem: Problem, heads: Sequence[int], names: Sequence[str], cells: int | None, dtype: torch.dtype
 ) -> Values:
     """Some statistics of some heads, all if none is named; with `cells`, a picture, too."""
-    found = truths.statistics(problem, heads, dtype)
-    chosen = {name: found[name] for name in names or found}
+    values = truths.statistics(problem, heads, dtype)
+    chosen = {name: values[name] for name in names or values}
     return chosen if cells is None else {**chosen, "pooled": truths.pooled(problem, cells, heads, dtype)}
 
 
 def of_heads(heads: Sequence[int]) -> Callable[[Mapping[str, Tensor]], Values]:
     """The part of statistics that is about some heads."""
-    return lambda found: {name: values[:, heads] for name, values in found.items()}
+    return lambda result: {name: values[:, heads] for name, values in result.items()}
 
 
 def statistics_of(
@@ -186,10 +186,10 @@ def half_padding(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prep
     padded = statistics_of(problem, cells=cells, mask=hw.Mask.padding(lengths, lengths))
 
     def truth(dtype: torch.dtype) -> Values:
-        found = true_statistics(real, heads, (), cells // 2, dtype)
+        values = true_statistics(real, heads, (), cells // 2, dtype)
         after = sizes["L"] - half, cells - cells // 2
-        received = pad(found["received"], (0, after[0]))
-        return {**found, "received": received, "pooled": pad(found["pooled"], (0, after[1]) * 2)}
+        received = pad(values["received"], (0, after[0]))
+        return {**values, "received": received, "pooled": pad(values["pooled"], (0, after[1]) * 2)}
 
     return replace(padded, truth=truth).beside_look(UNPADDED, statistics_of(problem, cells=cells))
 
@@ -204,7 +204,7 @@ def mean_heads(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepar
     look = Look(
         weights.mean_heads,
         lambda dtype: {"mean": truths.mean_weights(problem, rows, dtype)[:, None]},
-        lambda found: {"mean": found[:, None, rows]},
+        lambda result: {"mean": result[:, None, rows]},
     )
     return beside_cudnn(problem, look)
 
@@ -220,10 +220,10 @@ def dense(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
     look = Look(
         lambda: weights.select(heads=slice(0, count)).dense(),
         lambda dtype: {"weights": some.weights(rows, dtype)[1]},
-        lambda found: {"weights": found[:, :, rows]},
+        lambda result: {"weights": result[:, :, rows]},
     )
     judge = Apart(
-        lambda: {"copied": source[:, :, rows].double()}, lambda found: {"copied": found[:, :, rows]}
+        lambda: {"copied": source[:, :, rows].double()}, lambda result: {"copied": result[:, :, rows]}
     )
     return look.beside(COPY, lambda: copied.copy_(source), judge)
 
@@ -238,8 +238,8 @@ def top(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
         heaviest = problem.weights(rows, dtype)[1].topk(count).values
         return {"values": heaviest, "named": heaviest}
 
-    def part(found: Any) -> Values:
-        values, keys = (x[:, :, rows] for x in found)
+    def part(result: Any) -> Values:
+        values, keys = (x[:, :, rows] for x in result)
         named = problem.weights(rows)[1].gather(-1, keys.clamp(min=0).long())
         return {"values": values, "named": named.masked_fill(keys < 0, 0)}
 
@@ -265,8 +265,8 @@ def entropy_gradient(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> 
         entropy = weights.statistics("entropy", per="query").entropy
         return entropy.detach(), *torch.autograd.grad(entropy, (q, k), given)
 
-    def part(found: tuple[Tensor, ...]) -> Values:
-        return {name: values[:, heads] for name, values in zip(("entropy", "dq", "dk"), found, strict=True)}
+    def part(result: tuple[Tensor, ...]) -> Values:
+        return {name: values[:, heads] for name, values in zip(("entropy", "dq", "dk"), result, strict=True)}
 
     def theirs() -> tuple[Tensor, ...]:
         output = sdpa(q, k, v, is_causal=True)
@@ -279,7 +279,9 @@ def entropy_gradient(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> 
         return {"output": output.detach(), "dq": dq[:, :, rows]}
 
     look = Look(ours, lambda dtype: truths.entropy_gradients(plain, given, heads, dtype), part)
-    judge = Apart(truth_of_theirs, lambda found: {"output": found[0][:, :, rows], "dq": found[1][:, :, rows]})
+    judge = Apart(
+        truth_of_theirs, lambda result: {"output": result[0][:, :, rows], "dq": result[1][:, :, rows]}
+    )
     return look.beside(BOTH_WAYS, pinned(theirs, device), judge)
 
 

@@ -128,9 +128,9 @@ class SelfAttention:
 
         return both_ways
 
-    def part(self, found: tuple[Any, ...]) -> Values:
+    def part(self, result: tuple[Any, ...]) -> Values:
         """What of an arm's result is compared."""
-        output, looked, *grads = found
+        output, looked, *grads = result
         return self._named(output, looked, grads)
 
     def gradients_without_weights(self) -> Values:

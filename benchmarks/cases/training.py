@@ -25,8 +25,8 @@ def train(sizes: Sizes, device: torch.device, dtype: torch.dtype, causal: bool) 
     def both_ways(output: Tensor) -> tuple[Tensor, ...]:
         return output.detach(), *torch.autograd.grad(output, (q, k, v), grad)
 
-    def part(found: tuple[Tensor, ...]) -> Values:
-        return dict(zip(("output", "dq", "dk", "dv"), found, strict=True))
+    def part(result: tuple[Tensor, ...]) -> Values:
+        return dict(zip(("output", "dq", "dk", "dv"), result, strict=True))
 
     arms: dict[str, Arm] = {
         OURS: lambda: both_ways(hw.attention(q, k, v, causal=causal)[0]),
