@@ -120,7 +120,9 @@ def warm(
 def choose(pattern: str | None, quick: bool) -> list[Cell]:
     """Cells whose names fit; several patterns are parted by commas."""
     patterns = (pattern or "*").split(",")
-    fitting = [cell for cell in cells() if any(fnmatch.fnmatch(cell.name, name_pattern) for name_pattern in patterns)]
+    fitting = [
+        cell for cell in cells() if any(fnmatch.fnmatch(cell.name, name_pattern) for name_pattern in patterns)
+    ]
     return tiny(fitting) if quick else fitting
 
 
