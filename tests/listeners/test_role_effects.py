@@ -319,7 +319,7 @@ def test_what_cannot_be_asked_is_refused() -> None:
         ("Transformer is in training; use", decoder().train(), some),
         ("kind='encoder', output=None; use a decoder", decoder(kind="encoder"), some),
         (r"got shape \[1, 3\] of BertForSequenceClassification", bert(), some),
-        ("what BothWays says after 10 tokens changes with the token after", BothWays(), some),
+        ("the output of BothWays after 10 tokens changes with the token after", BothWays(), some),
         ("head 2.1 was found, and there are 2 layers; measure", decoder(), role((2, 1))),
         ("head 1.4 was found, and there are 4 heads in layer 1; measure", decoder(), role((1, 4))),
     ):
@@ -421,7 +421,7 @@ def test_a_model_that_looks_ahead_is_refused_in_few_bits_too(dtype: torch.dtype)
     torch.manual_seed(0)
     sizes = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 37}
     model = BertForMaskedLM(BertConfig(vocab_size=499, **sizes)).eval().to(dtype)
-    with pytest.raises(ArgumentError, match="model must be causal: what BertForMaskedLM says after"):
+    with pytest.raises(ArgumentError, match="model must be causal: the output of BertForMaskedLM after"):
         hw.role_effects(model, Words(size=499), role((1, 1)), draws=2)
 
 

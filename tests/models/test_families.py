@@ -133,9 +133,9 @@ def test_mistral_has_no_window_where_its_config_says_so(tmp_path: Path) -> None:
         ({"layer_types": ["full_attention"]}, r"\['full_attention'\] of qwen2 .* one for each of 2 layers"),
         (
             {"layer_types": ["chunked", "chunked"]},
-            r"'chunked'\] of qwen2 is not, known are full_attention, sli",
+            r"'chunked'\] of qwen2 is not, supported are full_attention, sli",
         ),
-        ({"use_sliding_window": False}, "layer_types=.* known are full_attention, one for each of 2 layers"),
+        ({"use_sliding_window": False}, "layer_types=.* supported are full_attention, one for each of 2"),
     ],
 )
 def test_layer_types_that_do_not_fit_the_rest_of_the_config_are_refused(changes: Any, message: str) -> None:

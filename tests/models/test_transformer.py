@@ -255,11 +255,11 @@ def test_every_weight_has_its_place_or_is_named(name: str, weight: Any, message:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"activation_function": "mish"}, "activation_function='mish' of gpt2 is not, known are relu, gelu"),
+        ({"activation_function": "mish"}, "activation_function='mish' of gpt2 is not, supported are relu"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True of gpt2"),
         ({"attention_sorcery": 3}, "attention_sorcery=3 of gpt2 is not"),
         ({"quantization_config": {"bits": 4}}, r"quantization_config=\{'bits': 4\} of gpt2"),
-        ({"vocab_size": None}, "vocab_size=None of gpt2 is not, its config has to say"),
+        ({"vocab_size": None}, "vocab_size=None of gpt2 is not, the config must set it"),
         ({"model_type": "mamba"}, "got 'mamba', known are gpt2, bert, llama, mistral, qwen2, qwen3"),
     ],
 )

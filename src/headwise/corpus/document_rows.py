@@ -3,7 +3,7 @@
 A document is read alone, from its beginning, up to the limits of the model and `max_tokens`. Its rows do not
 depend on other documents or processes.
 
-    moved     how differently a query looks from the head's mean over the document, 0 to 1: half the summed
+    moved     how far a query's weights are from the head's mean over the document, 0 to 1: half the summed
               differences of five shares of weight, which go to the first key, to the key before the query, to
               the query itself, to the next key, and to all others
     place     the query with the largest `moved`, of those that see at least 8 keys

@@ -251,7 +251,7 @@ class Group:
             if monotonic() > end:
                 raise ArgumentError(
                     f"rank 0 must start the survey: no message from it in {BEGIN_TIMEOUT:.0f} s; "
-                    "see what it says"
+                    "check its output"
                 )
             sleep(POLL)
         message = self.store.get(READY).decode()

@@ -1,11 +1,11 @@
 """Heads: measures of attention heads, from maps or plain tensors, without a model.
 
 One map:
-    measures.py         one head: how much it looks like a known kind of head, how evenly, how near
+    measures.py         one head: similarity to known kinds of heads, evenness, distance
     head_distances.py   how much the heads of a layer and of a model differ; heads as points and in groups
 Sentences:
     grammar.py          sentences with known relations between words
-    roles.py            which head looks from a word to its related word, compared with simple rules
+    roles.py            which head attends from a word to a related word, compared with simple rules
     behaviours.py       what a language model should predict, and the effects of switching off a role's heads
 Watched models:
     layer_names.py      names of layers and heads; `ByLayer`, results by layer

@@ -6,7 +6,7 @@ after the first prompt, the second after the second.
     The king met the nurse yesterday, and he said: I am the     king, not nurse
     The king met the nurse yesterday, and she said: I am the    nurse, not king
 
-A model that does not look at that place predicts the same both times, is right once, and so has an accuracy
+A model that does not attend to that place predicts the same both times, is right once, and so has an accuracy
 of exactly one half, whatever its probabilities. `BEHAVIOURS` is the table. To add a behaviour, add its entry.
 
 `RoleEffects` are the effects of switching off the heads of roles:
@@ -408,7 +408,7 @@ Place = tuple[Layer, int]  # layer, head
 
 @dataclass(frozen=True)
 class RoleEffect:
-    """One behaviour with the heads of one role on and off; numbers as said above.
+    """One behaviour with the heads of one role on and off; numbers as described above.
 
     Attributes:
         relation, behaviour: which role, and what was asked.

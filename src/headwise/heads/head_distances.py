@@ -347,7 +347,7 @@ class Diversity:
 
     Attributes:
         attention: by layer, [H, H]: Jensen-Shannon divergence, in nats, from 0, the same, to log 2 = 0.69.
-        outputs: by layer, [H, H]: cosine of what the heads say, where `watch(model, diversity=True)` measured
+        outputs: by layer, [H, H]: cosine of the heads' outputs, where `watch(model, diversity=True)` measured
             it. The disagreement of Li 2018 is minus its mean.
         values: by layer, [Hk, Hk]: cosine of the values they read, likewise; grouped heads read the same.
         heads: all (layer, head), in the order of `distances`.

@@ -1,4 +1,4 @@
-"""Roles: which head looks from a word to its related word, compared with every simple rule.
+"""Roles: which head attends from a word to a related word, compared with every simple rule.
 
 For each relation of a grammar (`grammar.py`) the head that is right most often is chosen on one half of the
 sentences and judged on the other, which has other words and other shapes. It is compared with rules that use
@@ -106,7 +106,7 @@ class Roles(Mapping[str, Role]):
     Attributes:
         scores: name -> [L, H], the share of every head on the judged half; NaN where a layer has fewer heads.
         layers: what the rows of scores go by.
-        unasked: name -> why nothing is said of it.
+        unasked: name -> the reason why it was not measured.
         title: of the model.
         sentences: how many were read; left_out: how many had words that the tokenizer does not know.
         causal: whether the model sees only what came before.

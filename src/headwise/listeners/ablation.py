@@ -1,8 +1,8 @@
 """Heads switched off: what does the model do without them?
 
-    zero      the head says nothing:                             0
-    mean      it says what it says on average:                   mean over the real positions
-    uniform   it looks at all it may see, and chooses nothing:   mean of the values it may see
+    zero      the output of the head is 0:                       0
+    mean      its output is replaced by its mean:                mean over the real positions
+    uniform   it attends evenly to all visible keys:             mean of the visible values
 
 `Switches` are for `importance`, `robustness` and `effects`: heads off and on again between runs.
 

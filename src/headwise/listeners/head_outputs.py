@@ -49,7 +49,7 @@ Positions = int | slice | Sequence[int] | Tensor
 
 
 class HeadOutputs(ByLayer[Tensor]):
-    """What the heads of every layer said, [B, H, T, Dv] by layer; and what they write, by the model's W_O."""
+    """Outputs of heads, [B, H, T, Dv] by layer, and what they add to the output of their layer."""
 
     _model: Callable[[], nn.Module | None] | None = None  # a weak reference; None after unpickling or loading
 

@@ -2,7 +2,7 @@
 
     I_h = E_x | Att_h(x)^T  dL(x) / dAtt_h(x) |            Michel 2019, equation 2
 
-Att_h(x) is all that head h says about a sequence x. This is the first-order change of the loss if the head
+Att_h(x) is the output of head h on a sequence x. This is the first-order change of the loss if the head
 were multiplied by a gate that goes from 1 to 0: |dL / dgate_h|, which takes one backward pass for all heads.
 `robustness` is the loss against the number of heads removed.
 

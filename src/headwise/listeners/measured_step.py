@@ -2,9 +2,9 @@
 
 An alarm is raised when a number passes a threshold, and again only after it was well back:
 
-    entropy     more than half of a layer's heads look at one key each     Zhai 2023
+    entropy     more than half of a layer's heads attend to one key each   Zhai 2023
     max_logit   a head's largest score has grown out of bounds             Dehghani 2023; Wortsman 2023
-    dead        a head says next to nothing beside those of its layer      Sandoval-Segura 2025
+    dead        the output of a head is tiny beside those of its layer     Sandoval-Segura 2025
 
 The entropy alarm is of layers, for a single head that looks at one key is no collapse: of the 72 heads of
 all-MiniLM-L6-v2 one has 0.0004 of the largest entropy; half of the heads of a layer never had less than 0.07.

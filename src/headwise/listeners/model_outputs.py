@@ -389,7 +389,7 @@ class LanguageModel:
             self.logits(text, 1)
         if any(listener.looks_ahead) or float((logits - changed).abs().max()) > rounding:
             raise ArgumentError(
-                f"model must be causal: what {type(self.model).__name__} says after {length - 1} tokens "
+                f"model must be causal: the output of {type(self.model).__name__} after {length - 1} tokens "
                 "changes with the token after them; use a causal language model"
             )
         self._checked = True

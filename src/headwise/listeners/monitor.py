@@ -9,8 +9,8 @@ What is watched for, and who saw it go wrong first:
 
     entropy     falls to 0 as attention collapses onto one key  Zhai 2023
     max_logit   grows without bound before a loss diverges      Dehghani 2023; Wortsman 2023
-    first       rises as a head comes to rest on the first key  Xiao 2024
-    output      falls to 0 as a head says less and less: dead   Sandoval-Segura 2025
+    first       rises as a head becomes an attention sink       Xiao 2024
+    output      falls to 0 as a head dies: hardly any output    Sandoval-Segura 2025
 
 `measured_step.py` measures a step and tells what went too far. `trainer_callback` is a monitor in
 the training loop of Hugging Face Transformers.

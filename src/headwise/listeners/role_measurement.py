@@ -1,4 +1,4 @@
-"""`roles`: which head of a model looks from a word to the word it belongs to.
+"""`roles`: which heads of a model attend from a word to the related word.
 
 Sentences of the grammar run through the model, those of one length together, so that nothing is padded. For
 every head the word with the largest weight is recorded for each word, and `heads/roles.py` judges these
@@ -282,7 +282,7 @@ def _run(model: nn.Module, ids: list[list[int]]) -> None:
 
 
 class AheadListener(Listener):
-    """Records for each call whether any of its heads looks at a later key."""
+    """Records for each call whether a head attends to a later key."""
 
     def __init__(self) -> None:
         self.looks_ahead: list[bool] = []
@@ -300,7 +300,7 @@ class AheadListener(Listener):
 
 
 def _is_causal(model: nn.Module, reading: _TokenizedSentence) -> bool:
-    """Return True if no head looks at a later key."""
+    """Return True if no head attends to a later key."""
     listener = AheadListener()
     with attach(model, listener):
         _run(model, [reading.ids])
@@ -500,7 +500,7 @@ class Retrieval:
 
     Attributes:
         scores: by layer, [H]: the share of the needle each head copied.
-        generated: int [new_tokens], what the model said.
+        generated: int [new_tokens], the tokens that the model generated.
         recall: the share of the needle's different tokens among them (ROUGE-1 recall, by tokens). Wu 2024
             counts runs above 0.5 only.
     """

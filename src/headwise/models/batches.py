@@ -80,16 +80,17 @@ def own_loss(model: nn.Module, batch: object) -> Tensor:
 def token_loss(model: Transformer, batch: Any) -> Tensor:
     """Return the mean cross-entropy of next tokens, without padding.
 
-    A decoder is to say ids[:, 1:]. An encoder-decoder, given ids, is to say target_ids[:, 1:], the first of
+    A decoder predicts ids[:, 1:]. An encoder-decoder, given ids, predicts target_ids[:, 1:], the first of
     which is where it starts.
 
     Args:
         batch: ids int [B, T], or of an encoder-decoder (ids, target_ids); or a mapping of the model's
             arguments, where `lengths` and `target_lengths` say what is padding. In a mapping there may be
-            `labels`, too, of the shape of what is to be said: -100 where it does not count.
+            `labels`, too, of the shape of the predicted tokens: -100 where it does not count.
 
     Raises:
-        ArgumentError: an encoder, which says nothing; a batch without ids; a mask, of which it is not known
+        ArgumentError: an encoder, which predicts nothing; a batch without ids; a mask, of which it is not
+        known
             whether it is padding.
 
     Example:
@@ -171,7 +172,7 @@ def tracked(
     Args:
         words: what is being done.
         wanted: False: no bar.
-        total: how many there are, where len() does not say.
+        total: how many there are, if len() is unknown.
 
     Example:
         >>> list(tracked([1, 2], "counting"))

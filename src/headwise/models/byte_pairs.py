@@ -37,7 +37,7 @@ class BytePairs:
 
     Args:
         inner: the library's Tokenizer; it is copied, without truncation and padding of its own.
-        model_max_length: how many tokens the model takes; None where nobody says.
+        model_max_length: how many tokens the model takes; None if unknown.
 
     Raises:
         ArgumentError: something else.

@@ -76,7 +76,7 @@ class Settings:
         """Return the value of a required field."""
         value = self.may(name)
         if value is None:
-            raise self._refusal(name, None, "its config has to say")
+            raise self._refusal(name, None, "the config must set it")
         return value
 
     def may(self, name: str) -> Any:

@@ -80,7 +80,7 @@ def generate(self: Transformer, ids: Tensor, max_new_tokens: int, **options: Unp
 
     Raises:
         ArgumentError: a temperature below 0, top_k or top_p without one, or not in their range; an
-            encoder, which says nothing; an encoder-decoder without start.
+            encoder, which generates nothing; an encoder-decoder without start.
         ShapeError: more tokens than the model has positions.
 
     Example:

@@ -57,7 +57,7 @@ class Specialisation:
             prose and code; `induction_stripe`, `duplicate_token` and `previous_token` on random tokens said
             twice.
         labels: a name per checkpoint, layer and head, by `headwise.heads.LABELS`; None: none was earned.
-        roles: by relation, [C, L, H]: the share of cases in which a head looks at the related word; see
+        roles: by relation, [C, L, H]: the share of cases in which a head attends to the related word; see
             `headwise.roles`.
         found: by relation, whether it was found at each checkpoint: every trivial rule beaten.
         curve: [N, 2], step and loss of training in finer steps, for pictures; may be empty.

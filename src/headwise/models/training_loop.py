@@ -118,7 +118,7 @@ def fit(
         steps: how many, over as many epochs as that takes; or
         epochs: how many times through the batches. Without either, once.
         optimizer: of the model's parameters. Default AdamW.
-        lr: of that default, 0.001 unless told; an optimizer has its own.
+        lr: of that default, by default 0.001; an optimizer has its own.
         warmup: steps over which lr rises from 0.
         schedule: "constant", "linear" or "cosine" (to 0 at the end, which must be known), or a function of
             the step, from 0, to a share of lr.

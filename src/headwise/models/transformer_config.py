@@ -51,7 +51,7 @@ class TransformerConfig:
         num_heads: H, heads per layer.
         num_layers: how many layers; of an encoder-decoder, in each half.
         kind: "decoder" (GPT, Llama: causal, predicts the next token), "encoder" (BERT: every token sees all)
-            or "encoder-decoder" (the paper's, T5: a decoder that also looks at an encoder).
+            or "encoder-decoder" (the paper's, T5: a decoder that also attends to an encoder).
         d_ff: the width inside the feed-forward. Default 4 E; of a gated one two thirds of that, in whole
             eighths, since it has three matrices instead of two.
         max_length: how many positions there are; needed by learned ones.
@@ -70,7 +70,7 @@ class TransformerConfig:
         output: "tied" to the token embedding, of its "own", or None: the model ends with hidden states. An
             encoder always does.
         bias: whether linear layers add one.
-        qkv_bias, out_bias: of q, k and v, and of what the heads say, where they differ. Default `bias`.
+        qkv_bias, out_bias: of q, k and v, and of the output projection, if they differ. Default `bias`.
         dropout: the share dropped of what is added to the stream, and of the embedding.
         embedding_dropout, attention_dropout: where they differ. Default `dropout`.
         num_kv_heads, head_dim, scale, softcap, sinks, rope, alibi, qk_norm, gate: as in

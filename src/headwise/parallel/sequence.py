@@ -342,7 +342,7 @@ class Ring:
         names = mesh.mesh_dim_names or ()
         if axis is None and mesh.ndim > 1:
             raise ArgumentError(
-                f"axis must say which dimension of the mesh: it has {mesh.ndim}, {list(names)}; e.g. "
+                f"axis must name a dimension of the mesh: it has {mesh.ndim}, {list(names)}; e.g. "
                 f"axis={names[-1] if names else 'its name'!r}"
             )
         if axis is not None and axis not in names:

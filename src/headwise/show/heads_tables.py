@@ -5,14 +5,14 @@ six digits.
 
     format     "headwise heads 1"
     title      of the model, or None
-    text       that it read, or None where nobody said
+    text       that it read, or None if unknown
     tokens     of each sequence of the last forward, a list of names each; or None
     layers     {layer, path, kind, num_heads, queries, keys}: kind is "self" or "cross", queries and keys are
                the lengths of its last call
     heads      {layer, head, path, label, score, sentence, roles, numbers}: score is the one that earned the
                label, or None; roles is None where none were asked about; numbers are all that was measured
     labels     {label, heads, sentence}: each that occurs, with how many heads have it, most frequent first
-    sentences  what there is to say of all labels that occur
+    sentences  the meaning of all labels that occur
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def layers_table(heads: Heads, *, title: str | None = None, chosen: Chosen | Non
     """Return one row per layer: means over its heads, how much they differ, and how many have which label.
 
     Diversity is the mean Jensen-Shannon divergence between two heads, in nats: 0 where all look alike, 0.69
-    (log 2) where no two look at the same keys. A layer whose maps were not kept has a dash, unless it was
+    (log 2) where no two attend to the same keys. A layer whose maps were not kept has a dash, unless it was
     watched with `diversity=True`.
 
     Args:

@@ -78,7 +78,7 @@ def terminal_heatmaps(
 ) -> TerminalHeatmaps:
     """Return a box for each head: queries in rows, keys in columns, darker for larger weights.
 
-    One head alone is drawn as large as fits, each query with the key that it looks at most. Where positions
+    One head alone is drawn as large as fits, each query with its key of the largest weight. Where positions
     do not fit they share cells: then a cell shows how much of a query's weight falls into it, in the mean.
 
     Args:

@@ -324,7 +324,7 @@ def rules_of(
             return mask.bound_rules(itself)
         if mask.key_len < key_len:
             raise AttentionBypassed(
-                f"attention_mask must say who sees every key: it has {mask.key_len} of {key_len}, for this "
+                f"attention_mask must cover every key: it has {mask.key_len} of {key_len}, for this "
                 "layer adds keys of its own that headwise knows nothing of; use output_attentions=True"
             )
         mask = mask.dense[..., :key_len]
