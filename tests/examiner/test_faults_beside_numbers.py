@@ -227,7 +227,7 @@ class Stepwise(nn.Module):
 def test_a_method_that_must_be_called_first_is_nobodys_fault(tmp_path: Path, one_template: Template) -> None:
     report = checked(tmp_path, one_template, SET_UP)
     assert report.verdict == "not judged"
-    assert "self.past has no value yet" in report.summary
+    assert "self.past has no value" in report.summary
 
 
 # Repairs

@@ -113,7 +113,7 @@ def test_table_csv_and_json_name_the_others() -> None:
     written = io.StringIO()
     write_csv(_reports(), written)
     [row] = csv.DictReader(io.StringIO(written.getvalue()))
-    assert row["name"] == "B" and row["others"] == "A: right; helper: not looked at"
+    assert row["name"] == "B" and row["others"] == "A: right; helper: not checked"
     assert '"others": [{"name": "A", "line": 5' in as_json(_reports()[0], indent=None)
 
 
