@@ -185,7 +185,7 @@ class Caller:
             for b in range(len(query)):
                 sample = slice(b, b + 1)
                 shown = None if mask is None else mask[sample]
-                parts = (x[sample] for x in (query, key, value))
+                parts = query[sample], key[sample], value[sample]
                 results.append(self._call_batch(*parts, shown, conventions, seed, with_weights))
             weights = [result.weights for result in results if result.weights is not None]
             stacked = torch.cat(weights) if len(weights) == len(results) else None
@@ -223,8 +223,9 @@ class Caller:
             if slot in SLOTS:
                 D, heads = self.subject.sizes.D, (H, max(1, H // 2), 1)
                 rotation = rotation_table(slot, self.plan.table, self.plan.still, query, D, heads, dtype)
-                is_added = self.plan.table == ADDED and isinstance(rotation, Tensor)
-                named[name] = self._in_layout(rotation) if is_added else rotation
+                if self.plan.table == ADDED and isinstance(rotation, Tensor):
+                    rotation = self._in_layout(rotation)
+                named[name] = rotation
             else:
                 named[name] = counts[slot] if slot not in tensors else self._in_layout(tensors[slot])
         named.update(self.plan.constants)
@@ -238,9 +239,10 @@ class Caller:
             arguments = express(conventions, mask, H)
             if arguments is None:
                 raise Unreadable("it has no argument that could say this mask")
-            for name, value in arguments.items():
-                is_float = isinstance(value, Tensor) and value.is_floating_point()
-                named[name] = value.to(dtype) if is_float else value
+            for name, argument in arguments.items():
+                if isinstance(argument, Tensor) and argument.is_floating_point():
+                    argument = argument.to(dtype)
+                named[name] = argument
         if self.plan.as_numpy:
             named = {name: _to_numpy(value) for name, value in named.items()}
         args = list(named.values()) if self.plan.positional else []

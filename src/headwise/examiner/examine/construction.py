@@ -278,15 +278,14 @@ def _loose_dtypes(constructor: Constructor) -> dict[str, torch.dtype]:
 def _possible_sizes(body: object, construction: Construction) -> list[Sizes]:
     """Return the sizes it was constructed with; without a width argument, those its parameters may have."""
     sizes, heads = construction.sizes, head_count(body)
-    is_module = isinstance(body, nn.Module)
     if not construction.takes("heads"):
-        if is_module and any(True for _ in body.parameters()):
+        if isinstance(body, nn.Module) and any(True for _ in body.parameters()):
             by_place = sizes.H in construction.constructor.sizes_by_place
             sizes = sizes.of_width(sizes.E, heads or (sizes.H if by_place else 1))
-        elif not is_module and heads:
+        elif not isinstance(body, nn.Module) and heads:
             sizes = sizes.of_width(sizes.E, heads)
     candidates = [sizes]
-    if not construction.takes("width") or (is_module and not fits_body(body, sizes)):
+    if not construction.takes("width") or (isinstance(body, nn.Module) and not fits_body(body, sizes)):
         candidates = [sizes.of_width(E, heads or sizes.H) for E in _widths(body)[:6]] or candidates
     batch = globals_of(type(body)).get("batch", 0)
     of_own_batch = [dataclasses.replace(candidates[0], B=batch)] if 1 < batch <= MOST_OF_A_BATCH else []
@@ -462,20 +461,17 @@ def _weights_of(
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or parameter.name in arguments:
             continue
         role = _weight_role(parameter)
-        if (
-            role is None
-            and bare(parameter.name) in {"win", "bin"}
-            and bare(parameter.name)[0] + "out" in names
-        ):
+        name = bare(parameter.name)
+        if role is None and name in {"win", "bin"} and name[0] + "out" in names:
             role = "qkv"  # w_in beside w_out
         if role is not None:
             roles[parameter.name] = role
-        elif bare(parameter.name) in HOLDERS and parameter.default is parameter.empty:
+        elif name in HOLDERS and parameter.default is parameter.empty:
             keys, kind = _keys_of(function, parameter.name)
-            roles = {key: role_word(key) for key in keys}
-            if kind and any(roles.values()):
+            held = {key: role_word(key) for key in keys}
+            if kind and any(held.values()):
                 holders[parameter.name] = kind
-                roles |= {f"{parameter.name}.{key}": role or "q" for key, role in roles.items()}
+                roles |= {f"{parameter.name}.{key}": role or "q" for key, role in held.items()}
     return roles, holders
 
 

@@ -68,7 +68,7 @@ class ArgumentValues:
     switches: Collection[str] = ()  # names under whose condition the future is hidden
     fields: dict[str, object] = dataclasses.field(default_factory=dict)  # by path, in the order of use
     made_up: dict[str, object] = dataclasses.field(default_factory=dict)
-    free: dict[str, object] = dataclasses.field(
+    by_place: dict[str, int] = dataclasses.field(
         default_factory=dict
     )  # width and heads, by their places alone
     rotations: list[str] = dataclasses.field(default_factory=list)  # parameters that got a stand-in
@@ -356,7 +356,7 @@ class Constructor:
     @property
     def sizes_by_place(self) -> list[int]:
         """Width and number of heads, where they went to parameters whose names say nothing."""
-        return [] if self.values is None else list(self.values.free.values())
+        return [] if self.values is None else list(self.values.by_place.values())
 
     def switches(self) -> Iterator[dict[str, object]]:
         """Yield parameters and fields that may hide the future, each with another value than its default."""
@@ -440,10 +440,10 @@ class Constructor:
             return (generator,)
         value = values.scale(name) or _window(name, self.cls, self.choice.made_up)
         if value is None or (not isinstance(value, tuple) and not fits(value, annotation)):
-            left = len(free)
+            left = list(free)
             value = made_up(name, annotation, values, free)
-            if len(free) < left:
-                values.free[name] = value
+            if len(free) < len(left):
+                values.by_place[name] = left[0]
                 return (value,)
         values.made_up[name] = value
         return (value,)

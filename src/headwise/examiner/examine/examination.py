@@ -401,7 +401,7 @@ def _differs_in_float32(caller: Caller, construction: Construction | None, reque
     outputs = _outputs(caller, single)
     if outputs is None or outputs[0].shape != outputs[1].shape:
         return False
-    return not _are_close(*outputs, rtol=1e-3, atol=1e-3)
+    return not _are_close(outputs[0], outputs[1], rtol=1e-3, atol=1e-3)
 
 
 def _outputs(*callers: Caller) -> list[Tensor] | None:
@@ -450,7 +450,7 @@ def _depends_on_made_up(caller: Caller, construction: Construction, request: _Re
     for choice in other_choices(construction)[:1]:
         other = request.build([choice], (construction.precision,)).caller
         outputs = None if other is None else _outputs(replace(other, plan=caller.plan), caller)
-        if outputs is None or not _are_close(*outputs, rtol=1e-6):
+        if outputs is None or not _are_close(outputs[0], outputs[1], rtol=1e-6):
             return True
     return False
 

@@ -160,8 +160,8 @@ def call_with(
     whole_mask = mask
     if causal:
         whole_mask = causal_mask(B, T, S) if mask is None else mask & causal_mask(B, T, S)
-    copies = [x.clone() for x in inputs]  # the code may write to its inputs
-    call = ProbeCall(name, ProbeInputs(*copies, whole_mask, mask if causal else None))
+    query, key, value = (x.clone() for x in inputs)  # the code may write to its inputs
+    call = ProbeCall(name, ProbeInputs(query, key, value, whole_mask, mask if causal else None))
     try:
         with torch.no_grad():
             result = caller.call(*inputs, mask, with_weights=with_weights)
