@@ -128,7 +128,7 @@ def test_a_name_that_nothing_defines_counts_where_the_attention_is(tmp_path: Pat
     report = check_file(path, template=one_template)
     assert [named.key for named in report.faults] == ["undefined name"]
     assert (report.faults[0].cell, report.faults[0].line) == (3, 9)
-    assert "on cell 3, line 9" in report.faults[0].detail and "SCALE" in report.summary
+    assert "in cell 3, line 9" in report.faults[0].detail and "SCALE" in report.summary
     assert f"{path.name}, cell 3, line 9" in str(report)
 
 

@@ -95,7 +95,7 @@ def terminal_heatmaps(
         >>> print(terminal_heatmaps(heads, width=28))
         0.0 previous-token 0.90
            0   1   2
-          ┌────────────┐
+          ┌────────────┐  attends to
         0 │████        │  0 1.00
           │████        │
         1 │████▒▒▒▒    │  0 0.90

@@ -21,7 +21,6 @@ from ...errors import ArgumentError
 from ..evidence import SWITCHED, Conventions, Evidence, Finding, ProbeCall, Problem
 from ..recipe import Design, ProbeInputs, State, Step, steps_of
 from ..source.parsed import unwarned
-from .behaviour import findings, is_right, one_length, two_lengths
 from .caller import Caller, inputs_for, map_inputs, shift_second_sample
 from .causal_switches import conditions_of, instance_switches, may_change_output, other_values
 from .construction import (
@@ -37,6 +36,7 @@ from .construction import (
 from .constructor import Choices, parameters_of, words_of
 from .conventions import Doubt, find_conventions, find_layout, is_causal, visible_keys
 from .environment import CAUGHT, files_of, float64_environment, problem_of
+from .findings import findings, is_right, one_length, two_lengths
 from .generality import other_sizes
 from .parameters import origin_of
 from .probes import LOUD_ALONE, LOUD_PROBE, causal_mask, probe
