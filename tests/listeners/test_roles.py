@@ -618,7 +618,7 @@ def test_readme_says_of_roles_what_was_measured() -> None:
     readme = " ".join((Path(__file__).parents[2] / "README.md").read_text("utf-8").split())
     role = hw.roles(*minilm()[:2]).found["pronoun > antecedent"]
     layer, head, share = role.heads[0]
-    cases = f"{share:.0%} of {role.cases} test sentences"
-    rule = f"the best rule without a model finds {max(role.rules.values()):.0%}"
+    cases = f"{share * role.cases:.0f} of {role.cases} test sentences"
+    rule = f"the best rule without a model finds it in {max(role.rules.values()) * role.cases:.0f}"
     assert f"head {layer}.{head} attends from a pronoun to its antecedent in {cases}, where {rule}" in readme
     assert "mini has none" in readme and not hw.roles(*mini()[:2]).found
