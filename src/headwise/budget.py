@@ -1,13 +1,13 @@
 """The memory budget: how large a dense result may be before headwise refuses to make it.
 
-Nothing in headwise is quadratic in memory unless a dense matrix was asked for. When it was, its size is
-compared with a budget first: by default half of the memory that is free on the tensor's device.
+headwise uses quadratic memory only if you ask for a dense matrix. Its size is first compared with a budget:
+by default half of the free memory of the tensor's device.
 
     with headwise.budget.limit("2 GiB"):
         weights.dense()
 
-Masks in CPU memory that were read are kept as private copies, 128 MiB at most, as long as the masks exist;
-`headwise.budget.clear_copies()` frees them at once.
+When headwise reads a mask in CPU memory, it keeps a private copy as long as the mask exists, at most 128 MiB
+in all; `headwise.budget.clear_copies()` frees all copies at once.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _container_free() -> int:
 
 
 def bytes_allowed(device: torch.device) -> int:
-    """Return the budget in force: the limit set by the caller, else a share of the free memory."""
+    """Return the current budget: the limit if one is set, otherwise half of the free memory."""
     chosen = _limit.get()
     return chosen if chosen is not None else int(SHARE_OF_FREE * free_bytes(device))
 
@@ -103,8 +103,8 @@ def check(size: int, device: torch.device, what: str, instead: str, allowed: int
     """Raise `BudgetExceeded` if `size` bytes are over the budget.
 
     Args:
-        what: the thing that would be made, with its shape.
-        instead: what the caller can do that stays small.
+        what: what would be allocated, with its shape; for the message.
+        instead: what the caller can do with less memory; for the message.
         allowed: a budget for this call alone.
     """
     if torch.compiler.is_compiling():

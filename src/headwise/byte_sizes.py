@@ -23,7 +23,7 @@ def parse(size: int | str) -> int:
 
 
 def readable(size: int) -> str:
-    """Return a size in words that `parse` reads back, rounded up."""
+    """Return a size as text such as "1.5 GiB", rounded up; `parse` reads it back."""
     for name in ("TiB", "GiB", "MiB", "KiB"):
         unit = UNITS[name.upper()]
         if size >= unit:

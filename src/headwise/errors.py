@@ -1,7 +1,6 @@
 """The errors headwise raises, in one form: `<argument> <rule>: <the numbers>; <what to do>`.
 
-Each class also derives from the built-in exception a caller would have expected, so `except ValueError`
-keeps working.
+Each class also derives from a matching built-in exception, so `except ValueError` works, for example.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class MaskError(HeadwiseError, ValueError):
 
 
 class BackendUnavailable(HeadwiseError, RuntimeError):
-    """A backend requested by name cannot run this call; no other was tried."""
+    """A backend requested by name cannot run this call; no other backend is tried."""
 
 
 class AttentionBypassed(HeadwiseError, RuntimeError):
@@ -52,7 +51,7 @@ class AttentionBypassed(HeadwiseError, RuntimeError):
 
 
 class AttentionUnheard(HeadwiseError, UserWarning):
-    """A warning of `headwise.watch` and its kin: layers that were not heard beside others that were."""
+    """A warning of `headwise.watch` and similar functions: some layers were heard, and others were not."""
 
 
 class BudgetExceeded(HeadwiseError, MemoryError):
@@ -60,7 +59,7 @@ class BudgetExceeded(HeadwiseError, MemoryError):
 
 
 class HeadsAlarm(HeadwiseError, UserWarning):
-    """A warning of `headwise.Monitor`: heads in training went past a threshold of its alarms."""
+    """A warning of `headwise.Monitor`: a number of a head in training passed a threshold of an alarm."""
 
 
 class PackageMissing(HeadwiseError, ImportError):
@@ -68,7 +67,7 @@ class PackageMissing(HeadwiseError, ImportError):
 
 
 class VersionUnsupported(HeadwiseError, ImportError):
-    """The installed torch or transformers lacks a name that headwise is built on."""
+    """The installed torch or transformers lacks a name that headwise uses."""
 
 
 def outside() -> int:

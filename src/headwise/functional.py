@@ -64,33 +64,34 @@ def attention(
         v: [B, Hk, S, Dv]
         mask: a `Mask`, or a tensor broadcastable to [B, H, T, S], bool or 0 and 1; True or 1 = may attend. A
             tensor whose values suggest another meaning raises (see `Mask`); `Mask.dense(tensor)` does not.
-        causal: hide the keys after the query. With T > S the first queries would have no key, which raises;
-            with `mask=Mask.causal()` their output is 0.
+        causal: hide the keys after the query. With T > S the first queries have no key, so the call raises;
+            with `mask=Mask.causal()` their output is 0 instead.
         window: the number of keys each query may attend to, its own included; or a pair (before, after).
         scale: the factor of the scores. Default 1 / sqrt(D).
         softcap: limit scores to (-softcap, softcap) by softcap * tanh(score / softcap).
-        bias: a tensor added to the scores after scale and softcap, broadcastable to [B, H, T, S]; or by
-            distance, `headwise.scoring.alibi(num_heads)`, `headwise.scoring.Relative(values)`; or a tuple,
-            for their sum. A value of -1e30 or less hides its key.
-        sinks: [H], learned: each is the score of one more column of the softmax, which has no value.
-        dropout: the share of weights dropped at random, whatever mode a module is in; the map holds the
-            weights before dropout. It needs the whole matrix, so memory grows with T * S, within
+        bias: a tensor added to the scores after scale and softcap, broadcastable to [B, H, T, S]; or a bias
+            by distance, `headwise.scoring.alibi(num_heads)` or `headwise.scoring.Relative(values)`; or a
+            tuple of several, which are added up. A value of -1e30 or less hides its key.
+        sinks: [H], learned sinks: for each head the score of one more column of the softmax, which has no
+            value.
+        dropout: the share of weights dropped at random, in training and in evaluation alike; the map holds
+            the weights before dropout. It needs the whole matrix, so memory grows with T * S, within
             `headwise.budget`.
         backend: "auto", or one of decode, triton, cudnn, flash, efficient, tiles, plain. A backend given by
             name runs or raises.
         statistics: names of row statistics that will be read from the map; True: all. On a GPU they are
-            collected in the forward, in a tenth of the time of a second pass; on a CPU the argument changes
-            nothing.
+            collected during the forward, which is faster than a second pass later; on a CPU the argument has
+            no effect.
 
     Returns:
         output [B, H, T, Dv], and an `AttentionMap` [B, H, T, S]. Queries without a key have output 0.
 
     Raises:
-        ShapeError: sizes that disagree or are 0, but for an empty batch; H not a multiple of Hk.
-        ArgumentError: dtypes or devices that differ; softcap, dropout or backend out of range; a keyword of
-            another library's.
-        MaskError: a mask of the wrong shape or meaning; window below 1; lengths out of range; causal or
-            window that leaves queries without a key.
+        ShapeError: sizes that disagree; a size of 0 other than the batch; H not a multiple of Hk.
+        ArgumentError: dtypes or devices that differ; softcap or dropout out of range; an unknown backend; a
+            keyword of another library.
+        MaskError: a mask of the wrong shape or meaning; window below 1; lengths out of range; `causal` or
+            `window` would leave queries without a key.
         BackendUnavailable: the backend named cannot run this call.
         BudgetExceeded: the matrix that dropout or higher derivatives need is too large.
 

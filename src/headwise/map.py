@@ -103,7 +103,7 @@ class AttentionMap(StandIn):
 
         Raises:
             ShapeError: not four dimensions.
-            ArgumentError: not floating point; a negative weight (where reading is free).
+            ArgumentError: not floating point; a negative weight (checked in eager mode on a CPU only).
         """
         if not isinstance(tensor, Tensor):
             raise ArgumentError(f"weights must be a tensor: got {type(tensor).__name__}; use torch.as_tensor")
@@ -167,7 +167,7 @@ class AttentionMap(StandIn):
         return self._lse
 
     def parts(self) -> tuple[Scores | GivenWeights, Tensor | None, Index | None]:
-        """Return the scores, lse where computed, and the chosen keys; `make` creates a map from them.
+        """Return the scores, lse if it was computed, and the selected keys; `make` creates a map from them.
 
         Raises:
             ArgumentError: q, k or a rule was written to since the map was made.
@@ -177,32 +177,32 @@ class AttentionMap(StandIn):
 
     @property
     def as_made(self) -> tuple[Scores | GivenWeights, Tensor | None, Index | None]:
-        """The same as `parts` without the check, for a map that was created just now."""
+        """The same as `parts`, without its check; for a map that was just created."""
         return self._scores, self._lse, self._columns
 
     @property
     def positions(self) -> Tensor:
-        """The positions of the queries among the keys, int [T]; the last one is beside the last key."""
+        """The positions of the queries, int [T]; the last query has the position of the last key."""
         return self._scores.at(slice(0, self._scores.shape[2]))
 
     @property
     def ends(self) -> tuple[int, int]:
-        """The smallest and the largest of these positions: plain numbers, read from no device."""
+        """The smallest and largest position of a query, as Python integers; no device is read."""
         return self._scores.ends(slice(0, self._scores.shape[2]))
 
     @property
     def sinks(self) -> Tensor | None:
-        """Learned sinks, [H]: one more column of the softmax, which is no key; None: there are none."""
+        """Learned sinks, [H]: the score of one more softmax column, which has no key; None without sinks."""
         return self._scores.sinks
 
     @property
     def bias(self) -> Tensor | None:
-        """The tensor added to the scores, broadcastable to [B, H, T, S]; None: none, or by distance alone."""
+        """The tensor added to the scores, broadcastable to [B, H, T, S]; None without such a tensor."""
         return self._scores.scoring.bias if isinstance(self._scores, Scores) else None
 
     @property
     def relative(self) -> Tensor | None:
-        """The learned bias by distance, [H, R], see `headwise.scoring.Relative`; None: there is none."""
+        """The learned bias by distance, [H, R], see `headwise.scoring.Relative`; None without one."""
         return self._scores.scoring.relative if isinstance(self._scores, Scores) else None
 
     @property
@@ -219,23 +219,23 @@ class AttentionMap(StandIn):
     def counted_queries(self, statistic: str = "local") -> Tensor:
         """Return which queries count in a head's mean, bool [B, H, T]: real ones that may attend to a key.
 
-        statistic: `previous`, `itself` and `next` count only queries for which that key exists and is not
-            padding.
+        statistic: the name of a statistic. `previous`, `itself` and `next` count only queries for which the
+            previous, own or next key exists and is not padding.
         """
         statistics.check_names((statistic,))
         return statistics.counted(statistic, self._scores, self.lse)
 
     def to_keep(self) -> AttentionMap:
-        """Return a map that can be read later and on a single rank; this one, unless its text is sharded."""
+        """Return a map that a single rank can read later: this map, unless its sequence is sharded."""
         return self
 
     @property
     def own_keys(self) -> int:
-        """The number of its S keys that belong to this process."""
+        """The number of the S keys that this process holds; fewer than S if the sequence is sharded."""
         return self.shape[3]
 
     def whole_text(self, ids: Tensor) -> Tensor:
-        """Return the ids of its keys, int [B, S], from those of this process's own."""
+        """Return the token ids of all keys, int [B, S], from the ids of the keys that this process holds."""
         return ids
 
     @property
@@ -245,7 +245,7 @@ class AttentionMap(StandIn):
         return isinstance(scores, Scores) and scores.mask.queries is None and not scores.may_see_nothing
 
     def visible(self, mask: Mask | Tensor | None = None) -> Tensor:
-        """Return how many keys a mask shows each query, int [B, 1 or H, T]; by default the map's own.
+        """Return how many keys a mask, by default the map's, lets each query see: int [B, 1 or H, T].
 
         Scores are not computed, so a key hidden by a bias of -inf counts as visible.
 
@@ -258,7 +258,7 @@ class AttentionMap(StandIn):
 
     @property
     def mask(self) -> Mask:
-        """The mask: which query may attend to which key. A copy, except for the tensor of a dense mask."""
+        """Which query may attend to which key: a copy, except for the tensor of a dense mask."""
         return self._scores.mask.unbound()
 
     def __getattr__(self, name: str) -> Any:
@@ -292,7 +292,7 @@ class AttentionMap(StandIn):
         queries: Choice = None,
         keys: Choice = None,
     ) -> AttentionMap:
-        """Return a smaller map, still lazy. A number keeps its dimension, with size 1.
+        """Return a part of the map, still not computed. A number as an index keeps its dimension, size 1.
 
         Raises:
             IndexError: an index outside the map.
@@ -324,11 +324,12 @@ class AttentionMap(StandIn):
     def by_document(self) -> AttentionMap:
         """Return a map with a batch of documents, [documents, H, longest, longest], padded at the end.
 
-        Its statistics are each document's own. Queries at padding are zeros, and in none of them.
+        Statistics of the new map are computed for each document separately. Rows of padded queries are zeros
+        and do not count in statistics.
 
         Raises:
-            ArgumentError: a map of chosen keys, or of weights.
-            MaskError: a map without documents, or with rules beside them that are more than positions.
+            ArgumentError: a map of selected keys, or one made from weights.
+            MaskError: a map without documents, or with another rule that does not depend on positions only.
 
         Example:
             >>> q, k = torch.randn(2, 1, 8, 100, 64)
@@ -370,7 +371,7 @@ class AttentionMap(StandIn):
         return (self[b] for b in range(len(self)))
 
     def dense(self, *, limit: int | str | None = None) -> Tensor:
-        """Return all of it as a tensor, [B, H, T, S]; gradients flow to q and k.
+        """Return all weights as a tensor, [B, H, T, S]; gradients flow to q and k.
 
         Args:
             limit: a memory budget for this call, e.g. "2 GiB"; see `headwise.budget`.
@@ -407,11 +408,11 @@ class AttentionMap(StandIn):
     def pooled(self, cells: int | tuple[int, int] = 128) -> Tensor:
         """Return a pooled map of at most cells x cells (rows x columns if a pair), [B, H, rows, columns].
 
-        Each cell holds the sum of the weights in it. The cells of a head sum to the number of counted
-        queries; padded queries are left out.
+        A cell holds the sum of the weights of its queries on its keys. All cells of a head add up to the
+        number of counted queries; padded queries are left out.
 
         Raises:
-            ArgumentError: fewer than one cell; a map of chosen keys.
+            ArgumentError: fewer than one cell; a map of selected keys.
         """
         self.check_whole_rows("pooled")
         rows, columns = self._cells(cells)
@@ -433,11 +434,11 @@ class AttentionMap(StandIn):
         """Return the heaviest keys of every query: (values, indices), each [B, H, T, count].
 
         Where a query may attend to fewer than `count` keys, its remaining values are 0 and its remaining
-        indices -1. Indexing would read -1 as the last key, so select with `indices >= 0`. The values carry no
-        gradient; `dense()` and indexing do.
+        indices -1. In an index, -1 would mean the last key, so filter with `indices >= 0`. No gradient flows
+        through the values; gradients flow through `dense()` and indexing.
 
         Raises:
-            ArgumentError: count below 1 or above S; a map of chosen keys.
+            ArgumentError: count below 1 or above S; a map of selected keys.
         """
         self.check_whole_rows("top")
         self._check_count(count)
@@ -470,7 +471,7 @@ class AttentionMap(StandIn):
                 pass.
 
         Raises:
-            ArgumentError: an unknown name, per or reach; a map of chosen keys; fewer than one cell.
+            ArgumentError: an unknown name, per or reach; a map of selected keys; fewer than one cell.
         """
         if per not in ("head", "query"):
             raise ArgumentError(f'per must be "head" or "query": got {per!r}; received is always per key')
@@ -490,15 +491,16 @@ class AttentionMap(StandIn):
     def mass(self, on: Mask | Tensor, *, per: str = "head") -> Tensor:
         """Return the weight each query puts on the keys that `on` allows; no gradient.
 
-        It takes one pass over q and k and stores no weights; a band costs only the keys in it.
+        It takes one pass over q and k and stores no weights. If `on` is a band, only keys in the band are
+        computed.
 
         Args:
-            on: which keys, as a mask of who may attend to whom. Queries it calls padding (`query_lengths`)
-                are left out of the mean, as the map's own are.
+            on: a mask that says which keys to add up for each query. Queries that are padding by its
+                `query_lengths` are left out of the mean, as padded queries of the map are.
             per: "head", the mean over counted queries, [B, H]; or "query", [B, H, T].
 
         Raises:
-            ArgumentError: an unknown per; a map of chosen keys.
+            ArgumentError: an unknown per; a map of selected keys.
             MaskError: `on` does not fit the map.
 
         Example:
@@ -527,8 +529,9 @@ class AttentionMap(StandIn):
         """Return a heat map of every head, as a matplotlib figure (`pip install "headwise[viz]"`).
 
         Args:
-            tokens: one for each position, where queries and keys are one text.
-            query_tokens: one for each query, and key_tokens: one for each key, as for cross-attention.
+            tokens: one name per position, if queries and keys come from the same text.
+            query_tokens: one name per query, and key_tokens: one name per key, for example in
+                cross-attention.
             batch: which sequence.
 
         Raises:
@@ -552,7 +555,7 @@ class AttentionMap(StandIn):
             )
 
     def check_whole_rows(self, result: str) -> None:
-        """Raise if `result` cannot be computed: for an empty map, chosen keys, or inputs written to since."""
+        """Raise if `result` cannot be computed: an empty map, selected keys, or a changed input."""
         self.check_unchanged()
         if 0 in self.shape:
             raise ShapeError(
@@ -588,7 +591,7 @@ class AttentionMap(StandIn):
     # Moving it about
 
     def detach(self) -> AttentionMap:
-        """Return the same map, cut from the graph."""
+        """Return the same map, detached from the autograd graph."""
         self.check_unchanged()
         return make(self._scores.detach(), self._lse, self._columns, self._collected)
 
@@ -609,7 +612,7 @@ class AttentionMap(StandIn):
         return make(self._scores.to(where), lse, self._columns, collected)
 
     def cpu(self) -> AttentionMap:
-        """Return the same map in main memory."""
+        """Return the same map in CPU memory."""
         return self.to("cpu")
 
     def cuda(self) -> AttentionMap:

@@ -195,7 +195,7 @@ _lock = threading.Lock()
 
 
 def clear_copies() -> None:
-    """Free all private copies of masks; the next calls read their masks anew."""
+    """Free all private copies of masks; the next calls read their masks again."""
     global _bytes_kept
     with _lock:
         _facts.clear()

@@ -101,15 +101,15 @@ class Mask(RuleFacts):
         Mask.dense(allowed)                a bool tensor broadcastable to [B, H, T, S]
 
     A mask holds a few numbers and small tensors; `full` returns the [T, S] matrix and `tile` any part of it.
-    `~` and `|` return a mask where the result is one rule again (causal, dense, bool padding); otherwise they
-    raise, and the message says what to write instead. `==` compares rules: the same numbers, tensors of the
-    same values.
+    `~` and `|` return a mask if a single rule can express the result (causal, dense, bool padding). Otherwise
+    they raise, and the message says what to write instead. `==` compares rules: the same numbers, tensors of
+    the same values.
 
-    A tensor is read as [T, S] where it has two dimensions, True or 1 = may attend, joined to a mask as in
-    `mask=`. A tensor whose values suggest another meaning raises `MaskError`: a causal mask with True =
-    hidden, as torch writes it (for two queries or more); or rows that look like the padding of sequences
-    where there may be as many sequences as queries. `Mask.dense(tensor)` accepts any values. They are checked
-    in eager mode on a CPU only, as reading them on a GPU would wait for it.
+    In `mask & tensor`, as in `mask=`, True or 1 means may attend, and a tensor with two dimensions is read as
+    [T, S]. A tensor whose values suggest another meaning raises `MaskError`: a causal mask with True =
+    hidden, as torch writes it (for two queries or more); or a [T, S] tensor whose rows look like padding, if
+    the batch may have as many sequences as there are queries. `Mask.dense(tensor)` accepts any values. Values
+    are checked only in eager mode on a CPU, since reading them from a GPU would force a synchronization.
 
     Example:
         >>> m = Mask.causal() & Mask.window(2)
@@ -151,12 +151,13 @@ class Mask(RuleFacts):
         """Return a mask of the `size` most recent keys, the query's own included; or of a band (left, right).
 
         Args:
-            size: the number of keys a query may attend to, its own included: 1 is its own key alone. Keys
-                after the query are not among them, so `window(W)` needs no `causal()`.
+            size: the number of keys a query may attend to, its own included: with 1, only its own key. Keys
+                after the query are hidden, so `window(W)` needs no `causal()`.
             left_right: instead of size, how many keys may be seen before and after the query.
 
         Raises:
-            MaskError: size < 1; a negative reach; not whole numbers, not a pair; both or neither given.
+            MaskError: size < 1; a negative distance; not whole numbers; not a pair; both or neither of size
+                and left_right.
         """
         if (size is None) == (left_right is None):
             raise MaskError(
@@ -188,9 +189,9 @@ class Mask(RuleFacts):
 
         Args:
             lengths: int [B], the first lengths[b] keys are real; or bool [B, S], True = real. A list, or a
-                tensor in CPU memory, goes to the device of q by itself.
+                tensor in CPU memory, is moved to the device of q.
             query_lengths: which queries are real, in either form. This hides nothing: padded queries keep
-                their weights, but means, `received` and pooled pictures leave them out.
+                their weights, but means, `received` and pooled maps leave them out.
 
         Raises:
             MaskError: not 1-D integers or 2-D bool; a negative length.
@@ -205,7 +206,7 @@ class Mask(RuleFacts):
         """Return a mask of packed documents: a query may attend to the keys with its own document's id.
 
         Args:
-            ids: int [S] or [B, S]. A list, or a tensor in CPU memory, goes to the device of q by itself.
+            ids: int [S] or [B, S]. A list, or a tensor in CPU memory, is moved to the device of q.
             query_ids: int [T] or [B, T]; by default the last T of `ids`.
 
         Raises:
@@ -221,8 +222,8 @@ class Mask(RuleFacts):
         """Return any mask from a tensor broadcastable to [B, H, T, S]: bool, or numbers 0 and 1.
 
         Raises:
-            MaskError: values other than 0 and 1, or a float mask of zeros alone (both only where reading
-                values is free: eager mode, CPU); more than four dimensions.
+            MaskError: values other than 0 and 1, or a float mask of zeros only (both are checked only in
+                eager mode on a CPU); more than four dimensions.
         """
         return cls(allowed=as_allowed(allowed))
 
@@ -365,8 +366,8 @@ class Mask(RuleFacts):
     def bind(self, batch: int, num_heads: int, query_len: int, key_len: int) -> Mask:
         """Return the same rules, checked against [B, H, T, S], with their per-query parts complete.
 
-        Lengths, padding and labels are copied: the rules of a call stay what they were in it, whatever is
-        written to the tensors they came from. A dense mask, as large as the weights, is not.
+        Lengths, padding and labels are copied, so the rules of a call do not change if the user's tensors are
+        written to later. A dense mask, which is as large as the weights, is not copied.
 
         Raises:
             MaskError: a rule whose sizes do not fit.
@@ -389,9 +390,9 @@ class Mask(RuleFacts):
         return numbers | {name: getattr(self, name) for name in RuleFacts.__annotations__}
 
     def bound_alike(self, numbers: Changes, query_len: int, key_len: int) -> Mask:
-        """Return what `bind` gives for a mask that has the sizes of one bound before, with these numbers.
+        """Return what `bind` would return, from the numbers of an earlier bound mask with the same sizes.
 
-        Nothing is checked: it is for tensors that no check would read.
+        Nothing is checked. It is for tensors whose values no check would read.
         """
         mine: Changes = self.__dict__
         values: Changes = {}
@@ -428,8 +429,8 @@ class Mask(RuleFacts):
     def beside(self, device: torch.device) -> Mask:
         """Return the same rules, with lengths and labels taken from CPU memory to another device.
 
-        They are small and copied in every call anyway; lists become tensors in CPU memory. A dense mask, as
-        large as the weights, stays where it is.
+        Lengths and labels are small and are copied in every call anyway; lists become tensors in CPU memory.
+        A dense mask, which is as large as the weights, stays on its device.
         """
         moved: Changes = {}
         for name, value in self.tensors.items():
@@ -453,9 +454,10 @@ class Mask(RuleFacts):
         return replace(self, **changed) if changed else self
 
     def rectangle(self, queries: slice, keys: slice) -> Mask:
-        """Return a bound mask's rules for a run of queries and a run of keys, whose first is key 0 then.
+        """Return a bound mask's rules for a run of queries and of keys; the first of these becomes key 0.
 
-        The rules about positions stay: the caller says where the queries stand among these keys.
+        Rules about positions do not change: the caller gives the positions of the queries relative to these
+            keys.
         """
         everything = slice(None)
         mine = self.select(everything, everything, queries)
@@ -468,7 +470,7 @@ class Mask(RuleFacts):
         """Return the same rules for chosen queries at these positions.
 
         Raises:
-            MaskError: a rule that says nothing of one of them.
+            MaskError: a rule that does not cover one of these positions.
         """
         changed: Changes = {}
         for rule in self.rules:
@@ -494,9 +496,9 @@ class Mask(RuleFacts):
         return allowed_pairs
 
     def full(self, query_len: int, key_len: int, batch: int = 1, num_heads: int = 1) -> Tensor:
-        """Return the whole matrix, bool, broadcastable to [B, H, T, S]: quadratic, for those who need it.
+        """Return the whole matrix, bool, broadcastable to [B, H, T, S]: quadratic in memory.
 
-        `batch` and `num_heads` are only needed where the mask holds tensors with those sizes.
+        `batch` and `num_heads` are needed only if the mask holds tensors with these dimensions.
         """
         bound = self.bind(batch, num_heads, query_len, key_len)
         device = next((value.device for value in self.tensors.values()), None)
@@ -519,11 +521,11 @@ class Mask(RuleFacts):
         return keys if keys[0] < keys[1] else (0, 0)
 
     def added_shapes(self, shape: Shape) -> list[tuple[int, ...]]:
-        """Return the shapes of what must be added to the scores where kernels compute at most a band."""
+        """Return shapes of what is added to the scores for a kernel whose own mask is a band or none."""
         return [rule.added_shape(self, shape) for rule in self.hiding if not rule.is_band]
 
     def differs(self, letter: str) -> bool:
-        """Return True if what it hides differs between sequences ("b") or heads ("h")."""
+        """Return True if the mask differs between sequences ("b") or heads ("h")."""
         for rule in self.hiding:
             for name, dims in rule.fields.items():
                 value, dim = getattr(self, name), dims.lower().find(letter)
@@ -540,12 +542,12 @@ class Mask(RuleFacts):
 
     @property
     def is_listed(self) -> bool:
-        """True if those kernels walk a list of tiles, since some rule is more than positions and lengths."""
+        """True if the kernels need a list of tiles: a rule depends on more than positions and lengths."""
         return any(rule.is_listed(self) for rule in self.hiding)
 
     @property
     def num_labels(self) -> int:
-        """Document labels of each key, all of which must match; 0 without documents."""
+        """The number of document labels per key, all of which must match; 0 without documents."""
         return 0 if self.key_ids is None else self.key_ids.shape[-1]
 
     @property
@@ -559,7 +561,7 @@ class Mask(RuleFacts):
     def sees_any(self, at: Tensor, start: int, stop: int) -> Tensor:
         """Return which queries at these positions see a key in [start, stop) by positions and padding.
 
-        bool [B or 1, t or 1]; documents and dense masks are not asked.
+        bool [B or 1, t or 1]; documents and dense masks are ignored.
         """
         if self.left is None and self.right is None and self.keys is not None:
             real = self.keys > start if self.keys.ndim == 1 else self.keys[:, start:stop].any(-1)
@@ -579,7 +581,7 @@ class Mask(RuleFacts):
         return None if self.queries is None else real_positions(self.queries, query_len)
 
     def is_padding_at(self, at: Tensor) -> Tensor:
-        """Return which keys at these positions are padding, bool [B, t]; those outside are not checked."""
+        """Return which keys at these positions are padding, bool [B, t]; the range is not checked."""
         assert self.keys is not None
         if self.keys.ndim == 1:
             return at >= self.keys[:, None]

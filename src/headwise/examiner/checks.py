@@ -30,15 +30,16 @@ def check(
     """Check whether a class, module or function computes multi-head attention, and name its mistake if not.
 
     The code runs in this process with all its rights; for code of others use `check_file` or `headwise check
-    FILE`. It is called about a hundred times, and what it prints is printed each time. The state of random
-    number generators is restored.
+    FILE`. It is called about a hundred times, so anything that it prints appears that often. The state of
+    random number generators is restored.
 
     Args:
         obj: a class, an `nn.Module`, or a function of q, k, v.
-        roles: "q", "k", "v", "o" -> the name of the parameter, where headwise cannot find the projections.
-        d_model, num_heads: sizes to build a class with, if the default ones do not suit it.
-        arguments: name -> value of other arguments of the constructor ("config.n_head" for a field of its
-            configuration), or of parameters of the function that take no tensor.
+        roles: a mapping from "q", "k", "v", "o" to names of parameters, if headwise cannot find the
+            projections.
+        d_model, num_heads: sizes for building the class, if the default sizes do not work.
+        arguments: a mapping from names to values of other arguments of the constructor ("config.n_head" is a
+            field of its configuration), or of parameters of the function that are no tensors.
 
     Raises:
         ArgumentError: obj is not a class, a module or a function, or does not have these arguments.
@@ -99,11 +100,11 @@ def check_file(
     arguments: Mapping[str, object] | None = None,
     template: Template | None = None,
 ) -> Report:
-    """Check a file. The file is run in a sandboxed process of its own.
+    """Check a file, in a separate sandboxed process.
 
     A file is right only if it is also right for weights and inputs that are drawn in this process after the
     examination, so code that tampers with the examination does not pass. Gradients, dropout and the state
-    dict are judged as examined.
+    dict are judged from the examination alone.
 
     Args:
         path: a Python file, or a notebook (`.ipynb`), whose code cells are run in order.

@@ -55,11 +55,12 @@ class HeadsInTraining(Protocol):
 
 
 class Heads(ByLayer[LayerHeads]):
-    """Every head that was watched, by layer: a module's path, or its number where there is one stack.
+    """Every head that was watched, by layer: its module path, or its number if there is one stack.
 
     Attributes:
-        unheard: the layers that attend, or may, and were not heard: an `Unheard` each, with the module's
-            path, the name of its class, how many softmaxes ran in it, and why its weights cannot be read.
+        unheard: the layers that compute attention, or may compute it, and were not heard. Each is an
+            `Unheard`: the module's path, the name of its class, how many softmaxes ran in it, and why its
+            weights cannot be read.
 
     Example:
         >>> import torch, headwise as hw
@@ -107,7 +108,8 @@ class Heads(ByLayer[LayerHeads]):
         """Record one call of a layer.
 
         Args:
-            layer: its name or number; by default its number among the paths added, if they are one stack.
+            layer: its name or number. By default layers are numbered in the order in which they are added, if
+                all paths are of one stack.
         """
         self.deferred.settle()
         self.take(path, record, layer)
@@ -140,7 +142,7 @@ class Heads(ByLayer[LayerHeads]):
 
     @property
     def stacks(self) -> dict[str, dict[int, str]]:
-        """The layers by stack: paths that differ in numbers only."""
+        """The layers by stack: paths of a stack differ only in numbers."""
         return stacks(self.paths)
 
     @overload
@@ -178,10 +180,10 @@ class Heads(ByLayer[LayerHeads]):
         return [head for layer in self.values() for head in layer]
 
     def chosen(self, which: Sequence[tuple[Layer, int]] | None = None) -> list[Head]:
-        """Return the heads that were chosen by (layer, head), each once and in order of layers; None: all.
+        """Return the heads named by (layer, head), each once, in order of layers; None returns all.
 
         Raises:
-            ArgumentError: nothing was watched; none chosen; no such layer or head; not a pair.
+            ArgumentError: nothing was watched; an empty list; no such layer or head; not a pair.
 
         Example:
             >>> import torch, headwise as hw
@@ -213,10 +215,11 @@ class Heads(ByLayer[LayerHeads]):
         return [head for head in all_heads if (head.path, head.head) in wanted]
 
     def words(self, call: Record, batch: int = 0) -> list[str] | None:
-        """Return the names of a call's keys: `tokens`, where these are known to be the text that it read.
+        """Return the names of a call's keys: `tokens`, if it is known that the call read this text.
 
-        Its queries are the last ones of the same text. Where the ids of any text are known, lengths that
-        happen to agree say nothing: an encoder and a decoder, or two forwards, may read texts equally long.
+        The queries of the call are the last tokens of the same text. If token ids of any text are known, ids
+        are compared and not lengths: an encoder and a decoder, or two forwards, may read different texts of
+        the same length.
 
         Args:
             call: one of a layer's calls.
@@ -238,12 +241,13 @@ class Heads(ByLayer[LayerHeads]):
         return max(reversed(calls), key=lambda call: call.forward).marks if calls else None
 
     def find(self, name: str, *, threshold: float | None = None, top: int | None = None) -> list[Head]:
-        """Return the heads with a label or with a statistic, the largest score first.
+        """Return the heads that have a label, or all heads by a statistic; the largest number first.
 
         Args:
             name: a label ("induction", "previous-token", ...) or any number measured ("entropy", ...).
-            threshold: the least score; by default the label's, which also asks for enough queries to tell (as
-                `headwise.heads.LABELS` says), and none for a number.
+            threshold: the smallest score to return. By default it is the label's own threshold, and the label
+                also needs enough queries (see `headwise.heads.LABELS`); for a statistic there is no default
+                threshold.
             top: the largest number of heads to return.
 
         Raises:
@@ -301,7 +305,7 @@ class Heads(ByLayer[LayerHeads]):
         top: int | None = None,
         columns: Sequence[str] | None = None,
     ) -> ShownTable:
-        """Return a table of heads for the terminal (rich): where, label and score, numbers.
+        """Return a table of heads for the terminal (rich): layer, head, label, score and statistics.
 
         Args:
             sort: a column to sort by; by default in order of layers.
@@ -332,18 +336,19 @@ class Heads(ByLayer[LayerHeads]):
         """Draw heads as heat maps, a matplotlib figure: a grid of all heads, one layer, or one head, large.
 
         Args:
-            layer: its heads alone; with `head`, that one alone.
+            layer: draw only the heads of this layer; with `head`, only this head.
             batch: which sequence.
-            query_tokens: names of the queries, instead of `tokens`; and key_tokens, of the keys, as for
-                cross-attention.
-            written: weights times the norm of what is written there (Kobayashi 2020); of a layer and of a
-                head, beside the weights. Needs `watch(model, written=True)`.
+            query_tokens: names of the queries, and key_tokens: names of the keys, instead of `tokens`; for
+                example in cross-attention.
+            written: draw weights times the norm of what the head writes for that key (Kobayashi 2020); for a
+                layer or a head this is drawn beside the weights. Needs `watch(model, written=True)`.
             text: what the model read, for the title.
-            chosen: (layer, head) of those that the grid shows; None: all.
+            chosen: (layer, head) of the heads in the grid; None draws all.
 
         Raises:
-            ArgumentError: nothing was watched; no such layer or head; a head without its layer; chosen heads
-                beside a layer; neither a map nor a picture kept; nothing measured of what is written.
+            ArgumentError: nothing was watched; no such layer or head; a head without its layer; `chosen`
+                together with `layer`; neither a map nor a pooled map was kept; written=True without measured
+                norms.
             ShapeError: names that do not fit.
             IndexError: no such sequence.
             PackageMissing: matplotlib is not installed.
@@ -373,15 +378,16 @@ class Heads(ByLayer[LayerHeads]):
     def changes(self, other: Heads, *, batch: int = 0) -> Changes:
         """Return how much each head's weights changed on another text, the largest change first.
 
-        Tokens are partners where the texts are the same, and where a run of tokens was replaced by a run of
-        the same length ("he" by "she"). A head's distance is the mean over queries that have a partner of the
-        Jensen-Shannon divergence between their two rows, in nats, 0 .. log 2, over keys that are partners and
-        one bin for all others. In a causal model the rows before the first difference are the same: they are
-        not in the mean. Where tokens are unknown, as of images, partners have the same position.
+        A token of one text is the partner of a token of the other if the texts are the same there, or if a
+        run of tokens was replaced by a run of the same length ("he" by "she"). A head's distance is a mean of
+        Jensen-Shannon divergences, in nats from 0 to log 2: for every query that has a partner, between its
+        row and its partner's row. A row is compared over keys that have a partner, and one bin for all other
+        keys. In a causal model the rows before the first difference are equal and are left out of the mean.
+        If tokens are unknown, as in images, positions with the same number are partners.
 
         Args:
-            other: of the same model, which read the other text.
-            batch: which sequence, in both.
+            other: heads of the same model on the other text.
+            batch: which sequence of both batches.
 
         Raises:
             ArgumentError: nothing was watched; another model; maps that were not kept; no token in common.
@@ -409,7 +415,7 @@ class Heads(ByLayer[LayerHeads]):
         """Draw statistics by layer: a dot per head, in the colour of its label, and the mean of the layer.
 
         Args:
-            statistics: the numbers to plot, one panel each: any that were measured.
+            statistics: the names of measured statistics; each gets a panel.
 
         Raises:
             ArgumentError: nothing was watched; a number that was not measured.
@@ -428,7 +434,7 @@ class Heads(ByLayer[LayerHeads]):
         return layers_picture(self, statistics)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a row per head: layer, head, path, label, and every number measured.
+        """Return a DataFrame with a row per head: layer, head, path, label and all measured numbers.
 
         Raises:
             PackageMissing: pandas is not installed.
@@ -452,17 +458,18 @@ class Heads(ByLayer[LayerHeads]):
     ) -> dict[str, Any]:
         """Return everything measured as plain data, and write it to a JSON file if a path is passed.
 
-        Its keys, which stay as they are while "format" does: format, title, text, tokens, layers (layer,
+        While "format" has the same value, the keys stay the same: format, title, text, tokens, layers (layer,
         path, kind, num_heads, queries, keys), heads (layer, head, path, label, score, sentence, roles,
         numbers), labels (label, heads, sentence), sentences. A number that is not finite is None.
 
         Args:
             chosen: (layer, head) of the heads to include; None: all.
             text: what the model read.
-            roles: of `headwise.roles`, to tell which heads were found for one.
+            roles: a result of `headwise.roles`; each head is then shown with its roles.
 
         Raises:
-            ArgumentError: nothing was watched; no such head; not a .json, or one that cannot be written.
+            ArgumentError: nothing was watched; no such head; a path that does not end in .json or cannot be
+                written to.
         """
         from ..show.heads_tables import as_data, check_json_path, save_json
 
@@ -495,38 +502,42 @@ class Heads(ByLayer[LayerHeads]):
     ) -> Path:
         """Return an interactive page of all heads as one HTML file: maps, labels, statistics.
 
-        The page opens from disk and loads nothing. Texts and names are escaped. The file is written whole or
-        not at all. Weights are exact within 1% or 1e-4. Maps of up to 256 positions a side are exact, longer
-        ones have 128 x 128 cells, and coarser ones still where all maps together would have more than 2^24
-        cells (about 12 MB). Padding is left out. Steps of generation that were kept (`watch(model,
-        keep=True)`) are one map.
+        The page opens from disk and loads nothing. Texts and names are escaped. If writing fails, no partial
+        file is left. Weights are exact within 1% or 1e-4. Maps of up to 256 positions a side are exact,
+        longer maps have 128 x 128 cells, and fewer cells if all maps together would have more than 2^24 cells
+        (about 12 MB). Padding is left out. Steps of generation are joined into one map if they were kept
+        (`watch(model, keep=True)`).
 
         Args:
-            batch: which sequence of the last forward; None: every one is a text to choose.
-            chosen: (layer, head) of those to show, beside, too, where it is the same model; None: all.
-            text: what the model read: of several sequences one each, those of `beside` behind them.
-            roles: of `headwise.roles`, to tell which heads were found for one.
-            beside: other heads to compare with, of this model on another text or of another model. Where
-                `changes` can tell, the page shows which heads moved, 8 times at most.
-            finer: (layer, head) of those to zoom into where maps are not exact: 512 x 512 cells and the 64
-                strongest pairs. By default, where maps were kept, the strongest head of each label, 8 at
-                most.
-            outputs: the heads' outputs, of `headwise.collect` in the same run; shown where maps are exact.
-            effects: of `headwise.effects`: what switching off each head does.
-            corpus: of `headwise.survey`: what heads do over many documents, which then colours the page.
-            training: of `headwise.models.specialisation`: the heads at checkpoints of their training.
-            alive: of `headwise.models.load`: a model that the page runs itself, on any text that is typed.
-            image: what was read in patches, uint8 or floats from 0 to 1, [H, W] or [H, W, 3].
-            patches: its rows and columns of patches; by default a square.
-            query_tokens: names of the queries of one sequence, instead of `tokens`; and key_tokens, of the
-                keys, as for cross-attention.
+            batch: which sequence of the last forward; None: all, and the reader of the page chooses one.
+            chosen: (layer, head) of the heads to show, also of `beside` if that is the same model; None shows
+                all.
+            text: what the model read: one text per sequence, then those of `beside`.
+            roles: a result of `headwise.roles`; each head is then shown with its roles.
+            beside: other heads to compare with, of this model on another text or of another model. If
+                `changes` can compare the two, the page shows which heads changed, in at most 8 such
+                comparisons.
+            finer: (layer, head) of heads that get 512 x 512 cells and their 64 largest weights, if maps are
+                not exact. By default the strongest head of each label, at most 8, if maps were kept.
+            outputs: the heads' outputs from `headwise.collect` in the same run; shown if maps are exact.
+            effects: a result of `headwise.effects`: what switching off each head does.
+            corpus: a result of `headwise.survey`: heads over many documents; the page is then coloured by it.
+            training: a result of `headwise.models.specialisation`: the heads at checkpoints of the training.
+            alive: a result of `headwise.models.load`: a model that runs inside the page, on any text that the
+                reader types.
+            image: the image that the model read in patches, uint8 or floats from 0 to 1, [H, W] or [H, W, 3].
+            patches: (rows, columns) of patches in the image; by default a square.
+            query_tokens: names of the queries of one sequence, and key_tokens: names of the keys, instead of
+                `tokens`; for example in cross-attention.
 
         Raises:
-            ArgumentError: nothing was watched; no such head; neither maps nor pictures kept; texts or names
-                that are not one per sequence; finer without a map; an image of several sequences, of other
-                numbers, or whose patches are not the tokens; a model that the page cannot run; training or a
-                running model of other layers and heads; not an .html, or one that cannot be written.
-            ShapeError: names that fit no layer; outputs of another run; an image of another shape.
+            ArgumentError: nothing was watched; no such head; neither maps nor pooled maps were kept; a wrong
+                number of texts or names; `finer` for a head without a map; an image for several sequences,
+                with values outside 0 to 1, or with another number of patches than tokens; a model that the
+                page cannot run; `training` or `alive` of a model with other layers or heads; a path that does
+                not end in .html or cannot be written to.
+            ShapeError: a number of names that fits no layer; outputs of another run; an image of the wrong
+                shape.
             IndexError: no such sequence.
 
         Example:
@@ -556,11 +567,11 @@ class Heads(ByLayer[LayerHeads]):
         """Write all heads into one safetensors file; `headwise.load_heads` reads it back.
 
         Args:
-            maps: with the maps that were kept: their q and k.
+            maps: also save the maps that were kept, as their q and k.
 
         Raises:
-            ArgumentError: nothing was watched; a place that cannot be written to.
-            BudgetExceeded: maps of given weights, which are saved as weights, that would not fit.
+            ArgumentError: nothing was watched; a path that cannot be written to.
+            BudgetExceeded: maps made from weights are saved as weights, and these would not fit.
             PackageMissing: safetensors is not installed.
         """
         if not self:
@@ -569,10 +580,10 @@ class Heads(ByLayer[LayerHeads]):
 
 
 def load_heads(path: str | os.PathLike[str]) -> Heads:
-    """Load heads that `Heads.save` wrote, into main memory.
+    """Load heads from a file of `Heads.save`, into CPU memory.
 
     Raises:
-        ArgumentError: no such file, or not one of ours.
+        ArgumentError: no such file, or one that `Heads.save` did not write.
         PackageMissing: safetensors is not installed.
 
     Example:

@@ -40,10 +40,10 @@ def jensen_shannon(map: AttentionMap, *, smooth: float = 0.0, queries: int | Non
 
         JS(p || q) = H((p + q) / 2) - (H(p) + H(q)) / 2,    0: the same weights; log 2: no key in common
 
-    Clark 2019, section 6, takes the sum over queries instead, of weights 0.999 p + 0.001 / S: `smooth=0.001`
-    gives that sum divided by the number of queries. The square root is a distance, for `layout` and
-    `clusters`. A learned sink is one more key, as in entropy. Queries that count for one head of a pair alone
-    are left out.
+    Clark 2019, section 6, takes the sum over queries instead of the mean, and mixes weights with a uniform
+    part, 0.999 p + 0.001 / S: with `smooth=0.001` the result is that sum divided by the number of queries.
+    The square root of the divergence is a distance, for `layout` and `clusters`. A learned sink is one more
+    key, as in entropy. Queries that count for only one head of a pair are left out.
 
     Args:
         map: [B, H, T, S]; the cost is H / 2 times that of all its weights.
@@ -54,7 +54,7 @@ def jensen_shannon(map: AttentionMap, *, smooth: float = 0.0, queries: int | Non
         [B, H, H], symmetric with a diagonal of 0; NaN for a pair without a query to compare.
 
     Raises:
-        ArgumentError: smooth below 0 or not below 1; queries below 1; a map of chosen keys.
+        ArgumentError: smooth below 0 or not below 1; queries below 1; a map of selected keys.
 
     Example:
         >>> weights = torch.tensor([[[[1.0, 0.0]], [[1.0, 0.0]], [[0.0, 1.0]]]])         # three heads
@@ -88,9 +88,9 @@ def jensen_shannon(map: AttentionMap, *, smooth: float = 0.0, queries: int | Non
 def attention_overlap(map: AttentionMap, *, queries: int | None = None) -> Tensor:
     """Return the overlap of heads' weights: the mean over queries of sum_j p_ij^a p_ij^b.
 
-    The element-wise product of Li 2018 (disagreement on attended positions: minus its mean over pairs). 1:
-    both attend to a single key, the same; the diagonal is 1 only for a head that attends to one key per
-    query.
+    The element-wise product of Li 2018 (disagreement on attended positions: minus its mean over pairs). 1
+    means that both heads attend to one key per query, and to the same one. So the diagonal is 1 only for a
+    head that attends to a single key per query.
 
     Args:
         map: [B, H, T, S].
@@ -100,7 +100,7 @@ def attention_overlap(map: AttentionMap, *, queries: int | None = None) -> Tenso
         [B, H, H], symmetric; NaN for a pair without a query to compare.
 
     Raises:
-        ArgumentError: queries below 1; a map of chosen keys.
+        ArgumentError: queries below 1; a map of selected keys.
 
     Example:
         >>> weights = torch.tensor([[[[1.0, 0.0]], [[0.5, 0.5]]]])         # two heads
@@ -120,17 +120,17 @@ def attention_overlap(map: AttentionMap, *, queries: int | None = None) -> Tenso
 def similarity(x: Tensor, counted: Tensor | None = None) -> Tensor:
     """Return the cosine similarity of heads' outputs or values: the mean over positions of cos(x_t^a, x_t^b).
 
-    1: the same direction everywhere; 0: nothing in common. Li 2018: the disagreement of a layer is minus the
-    mean of this over pairs, `-one_number(...)` (theirs counts a head with itself as a pair, too). A vector of
-    zeros has cosine 0. Gradients flow: a training loss may use it.
+    1: the same direction at all positions; 0: orthogonal. In Li 2018 the disagreement of a layer is minus the
+    mean of this over pairs, `-one_number(...)`, but the paper also counts each head paired with itself. A
+    vector of zeros has cosine 0. Gradients flow: a training loss may use it.
 
     Args:
-        x: [B, H, T, D], outputs of heads before they are joined; or values, [B, Hk, S, D]: query heads of a
-            group read the same ones, and are one here.
+        x: [B, H, T, D], outputs of heads before concatenation; or values, [B, Hk, S, D]: query heads of a
+            group share them, so a group counts as one head.
         counted: bool [B, T], the positions that are no padding; None: all.
 
     Returns:
-        [B, H, H], of values [B, Hk, Hk]; NaN in a sequence of padding alone.
+        [B, H, H], or [B, Hk, Hk] for values; NaN for a sequence that is all padding.
 
     Raises:
         ShapeError: x without four dimensions; counted that does not fit.
@@ -225,7 +225,7 @@ ASYMMETRY = 1e-4  # tolerated difference of d[i, j] and d[j, i], as a share of t
 
 
 def layout(distances: Tensor) -> Tensor:
-    """Return points on a plane with about the distances of the heads: classical multidimensional scaling.
+    """Return 2-D points that approximate the distances of heads, by classical multidimensional scaling.
 
         the two largest eigenvectors of -1/2 J D^2 J, J = 1 - 1/N, each times the root of its eigenvalue
 
@@ -236,7 +236,7 @@ def layout(distances: Tensor) -> Tensor:
         distances: [N, N], symmetric, not negative.
 
     Returns:
-        [N, 2], around 0.
+        [N, 2], with mean 0.
 
     Raises:
         ShapeError: not square.
@@ -262,18 +262,18 @@ def layout(distances: Tensor) -> Tensor:
 
 
 def clusters(distances: Tensor, count: int | None = None, threshold: float | None = None) -> list[int]:
-    """Return groups of near heads: the two nearest groups are joined repeatedly.
+    """Return groups of similar heads: the two nearest groups are joined, again and again.
 
-    Groups are as far apart as their heads are on average (average linkage, UPGMA; Sokal and Michener 1958).
-    Of pairs equally near the first is joined.
+    The distance of two groups is the mean distance of their heads (average linkage, UPGMA; Sokal and Michener
+    1958). If several pairs of groups are equally near, the first pair is joined.
 
     Args:
         distances: [N, N], symmetric, not negative.
-        count: stop when so many groups are left;
-        threshold: or when no two are nearer than, or as near as, this.
+        count: stop when this number of groups is left;
+        threshold: or stop when no two groups have this distance or less.
 
     Returns:
-        The group of each head, numbered 0, 1, ... as they first appear.
+        The group of each head; groups are numbered 0, 1, ... in order of their first head.
 
     Raises:
         ShapeError: not square.
@@ -415,12 +415,11 @@ def diversity(
         heads: watched heads of a model or of one layer; or a map, or dense weights [B, H, T, S].
         across: compare heads of different layers too, on at most 64 queries: for `layout` and `clusters`.
         smooth: the share of every row spread evenly before comparing; Clark 2019 uses 0.001.
-        queries: at most this many of each sequence, evenly spaced; None: all.
+        queries: compare at most this many queries of each sequence, evenly spaced; None: all.
 
     Raises:
-        ArgumentError: nothing was watched; no map was kept nor diversity=True used (which measures with
-            smooth and queries as they are here by default); layers of different lengths cannot be compared
-            across.
+        ArgumentError: nothing was watched; neither was a map kept nor diversity=True used (which measures
+            with the default smooth and queries); layers of different lengths with `across`.
         BudgetExceeded: the rows of all heads to be compared across would not fit.
         ShapeError: weights that are not [B, H, T, S].
 

@@ -131,7 +131,7 @@ ENTRIES = {entry.name: entry for entry in LABELS}
 
 @dataclass(frozen=True)
 class Label:
-    """A name, and the score that earned it; None beside "mixed"."""
+    """The name of a label and the score that reached its threshold; "mixed" has the score None."""
 
     name: str
     score: float | None = None
@@ -141,9 +141,10 @@ class Label:
 
     @property
     def strength(self) -> tuple[bool, float]:
-        """How far the score is above its threshold, as a share of the way to 1; for comparing two labels.
+        """How far the score is above its threshold: 0 at the threshold, 1 at a score of 1.
 
-        A general label is weaker than any other, "mixed" weaker than all.
+        It serves to compare labels. A general label is weaker than any other label, and "mixed" is the
+        weakest.
         """
         if self.score is None:
             return False, -math.inf
@@ -154,12 +155,13 @@ class Label:
 def label(scores: Mapping[str, float]) -> Label:
     """Return the strongest label, see `Label.strength`; "mixed" where no score reaches its threshold.
 
-    A score that is not there or NaN was not measured, and earns nothing. General labels are asked last; of
-    equals, but for rounding, the first in `LABELS` wins: where the only special token is the first, a head
-    that rests on it is a sink.
+    A score that is missing or NaN gives no label. General labels are considered last. If two labels are
+    equally strong up to rounding, the first one in `LABELS` is returned: if the first token is the only
+    special token, a head that attends to it is a "sink".
 
     Args:
-        scores: a head's scores by the names in `LABELS`, each of enough queries; other names are ignored.
+        scores: a head's scores by the names in `LABELS`, each measured on enough queries; other names are
+            ignored.
 
     Example:
         >>> print(label({"previous": 0.93, "first": 0.04, "locality": 0.99}))

@@ -47,21 +47,22 @@ def previous_token(
         mul:   sum_ij p_ij D_ij / sum_ij p_ij           the share of all weight that lies on D
         abs:   1 - L mean_ij |p_ij - D_ij|              1: the weights are D; -1: nothing in common
 
-    with L queries. "mean" is what labels are given by. "mul" and "abs" are over all queries, those without a
-    key in D among them, as in TransformerLens (`head_detector.py`), which rounds "abs" to three digits; this
-    does not. |p - D| needs no matrix: D is 0 or 1, so a row's sum is total + matches - 2 mass.
+    with L queries. Labels use "mean". "mul" and "abs" are taken over all queries, also those without a key in
+    D, as in TransformerLens (`head_detector.py`), which also rounds "abs" to three digits. |p - D| needs no
+    matrix: D is 0 or 1, so the sum of a row is the sum of its weights, plus the number of keys in D, minus
+    twice the weight on D.
 
     Args:
         map: [B, H, T, S].
         method: "mean", "mul" or "abs".
         exclude_bos: leave out the first real key, in weights and pattern, before anything is summed.
-        exclude_current: leave out the query's own position likewise.
+        exclude_current: leave out the query's own position in the same way.
 
     Returns:
-        [B, H]; NaN where no query has a key in D, and where there is no weight to take a share of.
+        [B, H]; NaN if no query has a key in D, or if the sum of weights is 0.
 
     Raises:
-        ArgumentError: another method; a map of chosen keys.
+        ArgumentError: an unknown method; a map of selected keys.
 
     Example:
         >>> w = AttentionMap(torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8), causal=True)
@@ -88,19 +89,19 @@ def duplicate_token(
 ) -> Tensor:
     """Return the weight on earlier copies of the query's token: D_ij = 1 where token_j = token_i and j < i.
 
-    Methods and exclusions are those of `previous_token`. "abs" expects weight on all of D, also where a
-    window hides it. The pattern: TransformerLens, `head_detector.py`; the name: Wang 2022.
+    Methods and exclusions are those of `previous_token`. "abs" also compares keys of D that a window hides.
+    The pattern: TransformerLens, `head_detector.py`; the name: Wang 2022.
 
     Args:
         map: [B, H, T, S].
-        tokens: int [B, S] or [S], the token of each key; a query has that of its position.
+        tokens: int [B, S] or [S], the token of each key. The token of a query is the token at its position.
 
     Returns:
         [B, H]
 
     Raises:
-        ArgumentError: another method; tokens that are not integers; a map of chosen keys.
-        ShapeError: tokens that do not fit the keys; queries that stand outside the keys.
+        ArgumentError: an unknown method; tokens that are not integers; a map of selected keys.
+        ShapeError: a wrong number of tokens; queries whose position is outside the keys.
 
     Example:
         >>> w = AttentionMap(torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8), causal=True)
@@ -120,10 +121,10 @@ def induction(
 ) -> Tensor:
     """Return the weight on the tokens that followed earlier copies of the query's token.
 
-    D_ij = 1 where token_(j-1) = token_i and j - 1 < i: the pattern of `duplicate_token` shifted by one key,
-    the first key never. On a text said twice "mean" is `induction_stripe` without its first query, whose
-    token had not been said before. The pattern: TransformerLens, `head_detector.py`; the circuit: Olsson
-    2022.
+    D_ij = 1 where token_(j-1) = token_i and j - 1 < i: the pattern of `duplicate_token` shifted by one key;
+    the first key never counts. On a text that is repeated once, "mean" equals `induction_stripe` without its
+    first query, whose token has no earlier copy. The pattern: TransformerLens, `head_detector.py`; the
+    circuit: Olsson 2022.
 
     Args, Returns, Raises: as `duplicate_token`.
 
@@ -206,19 +207,19 @@ def induction_stripe(map: AttentionMap, period: int) -> Tensor:
 
         mean over i >= period - 1 of p_(i, i + 1 - period)
 
-    On random tokens said twice (a sequence of `period` tokens repeated) only induction attends there.
-    TransformerLens' demos: the mean of the diagonal at offset 1 - seq_len. In padded batches the diagonal of
-    the real tokens.
+    If the input is a sequence of `period` random tokens, repeated once, only an induction head attends there.
+    TransformerLens' demos compute the same: the mean of the diagonal at offset 1 - seq_len. In padded batches
+    the diagonal runs over real tokens.
 
     Args:
         map: [B, H, T, S].
-        period: after how many tokens the input repeats.
+        period: the number of tokens after which the input repeats.
 
     Returns:
         [B, H]
 
     Raises:
-        ArgumentError: a period below 1 or above S; a map of chosen keys.
+        ArgumentError: a period below 1 or above S; a map of selected keys.
 
     Example:
         >>> w = AttentionMap(torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8), causal=True)
@@ -240,18 +241,18 @@ def induction_stripe(map: AttentionMap, period: int) -> Tensor:
 def token_mass(map: AttentionMap, which: Tensor) -> Tensor:
     """Return the mean weight on some tokens, such as punctuation: mean_i sum of p_ij over chosen j.
 
-    The mean is over the queries that may see one of them. Clark 2019, section 3.2: heads of BERT that rest on
-    [SEP], which every query sees.
+    The mean is over the queries that may attend to at least one of them. Clark 2019, section 3.2, measures
+    the weight of BERT's heads on [SEP], which every query sees.
 
     Args:
         map: [B, H, T, S].
         which: bool [B, S] or [S], the keys to add up.
 
     Returns:
-        [B, H]; NaN in a sequence that has none of them.
+        [B, H]; NaN for a sequence without such a key.
 
     Raises:
-        ArgumentError: `which` is not bool; a map of chosen keys.
+        ArgumentError: `which` is not bool; a map of selected keys.
         ShapeError: `which` does not fit the keys.
 
     Example:
@@ -280,10 +281,10 @@ def sink(map: AttentionMap, key: int = 0) -> Tensor:
         key: which real key, counting from 0.
 
     Returns:
-        [B, H]; NaN in a sequence that has no such key.
+        [B, H]; NaN for a sequence without such a key.
 
     Raises:
-        ArgumentError: a key outside 0 .. S - 1; a map of chosen keys.
+        ArgumentError: a key outside 0 .. S - 1; a map of selected keys.
 
     Example:
         >>> w = AttentionMap(torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8), causal=True)
@@ -302,7 +303,7 @@ def sink(map: AttentionMap, key: int = 0) -> Tensor:
 
 
 def sink_rate(alpha: Tensor, epsilon: float = 0.3) -> float:
-    """Return the share of heads whose `sink` is above epsilon, over sequences, layers and heads alike.
+    """Return the share of scores of `sink` above epsilon, over all sequences, layers and heads.
 
     Gu 2024, section 3.1, with epsilon = 0.3 on 64 tokens; the number depends on the length.
 
@@ -310,7 +311,7 @@ def sink_rate(alpha: Tensor, epsilon: float = 0.3) -> float:
         alpha: any shape, e.g. [B, H], or [layers, B, H] stacked; NaN is left out.
 
     Returns:
-        Between 0 and 1; NaN where nothing was measured.
+        Between 0 and 1; NaN if all scores are NaN.
 
     Example:
         >>> sink_rate(torch.tensor([[0.9, 0.1, 0.2, 0.31]]))
@@ -323,9 +324,9 @@ def sink_rate(alpha: Tensor, epsilon: float = 0.3) -> float:
 def streaming_mass(map: AttentionMap, sink: int = 128, recent: int = 256) -> Tensor:
     """Return the weight on first and recent keys: mean_i sum of p_ij over j < sink or i - j < recent.
 
-    The mean is over queries that may attend to other keys, too. Near 1, the head works as well with a cache
-    of these keys alone. StreamingLLM, Xiao 2024; DuoAttention, Xiao 2025, whose numbers the defaults are. For
-    causal heads: keys after the query count as recent.
+    The mean is over queries that may also attend to other keys. If it is near 1, the head hardly needs the
+    other keys, and a cache may drop them. StreamingLLM, Xiao 2024; the defaults are those of DuoAttention,
+    Xiao 2025. It is meant for causal heads: keys after the query count as recent.
 
     Args:
         map: [B, H, T, S].
@@ -333,10 +334,10 @@ def streaming_mass(map: AttentionMap, sink: int = 128, recent: int = 256) -> Ten
         recent: how many keys up to the query, its own among them.
 
     Returns:
-        [B, H]; NaN where no query sees any other key.
+        [B, H]; NaN if no query may attend to another key.
 
     Raises:
-        ArgumentError: sink below 0 or recent below 1; a map of chosen keys.
+        ArgumentError: sink below 0 or recent below 1; a map of selected keys.
 
     Example:
         >>> w = AttentionMap(torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8), causal=True)
@@ -365,17 +366,17 @@ def streaming(map: AttentionMap, sink: int, recent: int) -> tuple[Tensor, Tensor
 
 
 def spread(map: AttentionMap, entropy: Tensor | None = None) -> Tensor:
-    """Return how even the weights are: mean_i H_i / mean_i log n_i, where query i can see n_i keys.
+    """Return how even the weights are: mean_i H_i / mean_i log n_i, with n_i visible keys of query i.
 
     1: uniform attention. Entropy grows with the length (Clark 2019, section 3.3, calls 3.8 nats over 128
     tokens broad); this ratio does not. A learned sink counts as one more key, as in entropy.
 
     Args:
         map: [B, H, T, S].
-        entropy: [B, H], where `map.statistics("entropy")` was measured already.
+        entropy: [B, H], the result of `map.statistics("entropy")`, if it was computed already.
 
     Returns:
-        [B, H]; NaN where no query has a choice.
+        [B, H]; NaN if no query may attend to more than one key.
 
     Example:
         >>> w = AttentionMap(torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8), causal=True)
@@ -392,19 +393,20 @@ def spread(map: AttentionMap, entropy: Tensor | None = None) -> Tensor:
 def locality(map: AttentionMap, reach: int = 8, local: Tensor | None = None) -> Tensor:
     """Return how much more weight is near the query than with uniform attention: (m - u) / (1 - u).
 
-    m is the mean weight on keys at most `reach` away, and u is m for uniform attention. 1: never farther; 0:
-    as uniform attention. In a short text all keys are near, so m alone says nothing.
+    m is the mean weight on keys at most `reach` away, and u is m for uniform attention. 1: all weight is on
+    near keys; 0: as much as with uniform attention. In a short text all keys are near, so m alone does not
+    show locality.
 
     Args:
         map: [B, H, T, S].
         reach: the largest distance that counts as near.
-        local: [B, H], where `map.statistics("local", reach=reach)` was measured already.
+        local: [B, H], the result of `map.statistics("local", reach=reach)`, if it was computed already.
 
     Returns:
-        [B, H]; NaN where no query may attend to a key farther away.
+        [B, H]; NaN if no query may attend to a key farther away than `reach`.
 
     Raises:
-        ArgumentError: reach below 0; a map of chosen keys.
+        ArgumentError: reach below 0; a map of selected keys.
 
     Example:
         >>> itself = AttentionMap.from_weights(torch.eye(4)[None, None], Mask.causal())
@@ -426,8 +428,8 @@ def grid_distance(map: AttentionMap, height: int, width: int, patch: float = 1.0
     """Return the mean attention distance of a vision Transformer's head: mean_i sum_j p_ij |x_i - x_j|.
 
     x is where a patch lies on the grid, times its size (in pixels, say). The tokens before the patches
-    (class, registers) are left out, as queries and as keys, and what remains is not scaled up.
-    Dosovitskiy 2021, appendix D.7; Raghu 2021; the left-out class token as in Keras' "probing ViTs".
+    (class, registers) are left out, as queries and as keys; the remaining weights are not rescaled to sum to
+    1. Dosovitskiy 2021, appendix D.7; Raghu 2021; the left-out class token as in Keras' "probing ViTs".
 
     Args:
         map: [B, H, T, S], S = prefix + height * width; a block of rows is made at a time.
@@ -439,7 +441,7 @@ def grid_distance(map: AttentionMap, height: int, width: int, patch: float = 1.0
         [B, H], in units of `patch`.
 
     Raises:
-        ArgumentError: a size below 1, prefix below 0, a patch not above 0; a map of chosen keys.
+        ArgumentError: a size below 1, prefix below 0, a patch not above 0; a map of selected keys.
         ShapeError: the grid does not cover the keys.
 
     Example:
@@ -474,15 +476,15 @@ def grid_distance(map: AttentionMap, height: int, width: int, patch: float = 1.0
 def retrieval(top_keys: Tensor, key_tokens: Tensor, generated: Tensor, needle: tuple[int, int]) -> Tensor:
     """Return the share of a needle that the head copies from the context while the model generates it.
 
-    1 / (stop - start) for each step at which the head's heaviest key lies in the needle and carries the token
-    that is generated. Wu 2024, `retrieval_head_detection.py`; there a score is the mean over runs in which
-    the model finds the needle (ROUGE-1 recall above 50), and heads of at least 0.1 are retrieval heads.
+    Each step adds 1 / (stop - start) if the head's heaviest key lies in the needle and its token is the
+    generated one. Wu 2024, `retrieval_head_detection.py`: there the score is averaged over runs in which the
+    model finds the needle (ROUGE-1 recall above 50), and heads with 0.1 or more are retrieval heads.
 
     Args:
         top_keys: int [steps, H], the heaviest key of the last query at each step (`map.top(1).indices[0, :,
-            -1, 0]`), -1 where there is none.
+            -1, 0]`), -1 if there is none.
         key_tokens: int [S], the tokens of the context.
-        generated: int [steps], the token each step gave.
+        generated: int [steps], the generated tokens.
         needle: (start, stop), where the needle lies in the context.
 
     Returns:

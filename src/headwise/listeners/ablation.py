@@ -45,27 +45,27 @@ def ablate(
     """Switch off heads of a model inside a `with` block; afterwards the model is as before.
 
     Blocks may be nested, and a block may be entered again. Gradients are those of the changed model. With
-    checkpointed layers, keep the backward pass inside the block, as it runs them again.
+    activation checkpointing, keep the backward pass inside the block, since it runs the layers again.
 
     Args:
         heads: (layer, head) pairs. A layer is a number, where the model has one stack of layers, or a module
-            path; a head of None means all of the layer. A layer that runs several times in a forward is meant
-            each time, "path#1" only the second time. Heads as `Heads.find` and `Importance.ranking` give
-            them are taken as they are.
-        method: what takes the place of a head's output before concatenation and W_O: "zero"; "mean", its mean
-            over the real positions of the batch at hand; "uniform", its output under uniform attention to
-            every key that it may attend to.
-        means: with method="mean", [H, Dv] by layer from `head_means`, or made by hand, instead of the batch's
-            own. While text is generated a batch has one position, whose mean is its own output: pass means
-            there.
-        fallback: for other layers, that bypass every hook: None raises; "eager" or "skip" lets them be.
+            path; a head of None means all of the layer. If a layer runs several times in a forward, the head
+            is switched off each time; "path#1" switches it off only the second time. Results of `Heads.find`
+            and `Importance.ranking` can be passed directly.
+        method: what replaces a head's output before concatenation and W_O: "zero"; "mean", its mean over the
+            real positions of the current batch; "uniform", its output with equal weights on all visible keys.
+        means: with method="mean": means [H, Dv] by layer, from `head_means` or your own, in place of the
+            current batch's means. Pass them during generation: a step has one position, so its mean would be
+            its own output.
+        fallback: for layers, not among `heads`, whose attention cannot be heard: None raises; "eager" or
+            "skip" ignores them.
 
     Raises:
-        ArgumentError: an unknown layer, method or fallback; means that are missing, or given without need. In
-            the model's forward: a head that the layer does not have. At the end of a block in which the
-            model ran: a layer that did not.
+        ArgumentError: an unknown layer, method or fallback; means that are missing, or passed with another
+            method. In the model's forward: a head that the layer does not have. At the end of the block: a
+            chosen layer did not run, although the model did.
         ShapeError: in the model's forward: means that do not fit the layer.
-        AttentionBypassed: a layer whose outputs are not in hand.
+        AttentionBypassed: a layer whose head outputs cannot be read.
 
     Example:
         >>> from headwise.nn import MultiHeadAttention
@@ -111,11 +111,11 @@ def head_means(
 
     Args:
         batches: what the model takes: a mapping of its arguments, a tuple of them, or one tensor.
-        fallback: for layers that bypass every hook: None raises; "skip" leaves them out.
+        fallback: for layers whose attention cannot be heard: None raises; "skip" leaves them out.
 
     Raises:
         ArgumentError: no batches.
-        AttentionBypassed: a layer whose outputs are not in hand; nothing heard at all.
+        AttentionBypassed: a layer whose head outputs cannot be read; no layer was heard.
 
     Example:
         >>> from headwise.nn import MultiHeadAttention

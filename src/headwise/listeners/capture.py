@@ -86,7 +86,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
         ArgumentError: not a module; an unknown statistic, keep, pooled or fallback; from inside the block,
             with written=True: a layer whose output projection is not known, gated heads, weights without
             values.
-        AttentionBypassed: from inside the block: a layer that cannot be heard, or nothing heard at all.
+        AttentionBypassed: from inside the block: a layer that cannot be heard, or no layer was heard.
 
     Example:
         >>> import torch, headwise as hw

@@ -181,35 +181,35 @@ def effects(
     progress: bool | Callable[[int, int], None] = True,
     fallback: str | None = None,
 ) -> Effects:
-    """Return the effect of each head on these inputs: the model's output without it, compared with all heads.
+    """Return the effect of each head on these inputs: how the output changes if the head is switched off.
 
         effects = hw.effects(model, tokenizer("The cat sat on the", return_tensors="pt"), tokenizer=tokenizer)
         print(effects)
         effects.ranking()[0], effects.after(2, 3)
 
-    Of a language model it is how far the probabilities of the next token move, at the last real position
-    of each sequence: the KL divergence sum p log(p / p_off), in nats. Of one that fills gaps
-    (a masked language model), the same of the token at the first [MASK], where every sequence has one and
-    the tokenizer tells. Of every other, how far its output moves as a share of its norm,
-    ||y_off - y|| / ||y||, in the mean over the real positions. `effects.of` says which it is.
+    For a causal language model the effect is the change of the next token's probabilities at the last real
+    position of each sequence: the KL divergence sum p log(p / p_off), in nats. For a masked language model it
+    is the same for the token at the first [MASK], if every sequence has one and a tokenizer is given. For any
+    other model it is the change of the output relative to its norm, ||y_off - y|| / ||y||, averaged over real
+    positions. `effects.of` says which was measured.
 
     A head that is off has output 0, as in `headwise.ablate`; a layer that runs several times in a forward is
     off each time. The model runs once, and once more per head.
 
     Args:
         model: any that `headwise.watch` hears, in eval mode.
-        inputs: what it takes: a mapping of its arguments, a tuple of them, or one tensor.
-        tokenizer: its own, for the words; without it, they are the numbers of tokens.
-        top: how many of the likeliest words are kept.
-        progress: a bar, where it takes over two seconds and rich is installed; or a function that is told
-            how many heads are done, of how many.
-        fallback: for layers that bypass every hook: None raises; "skip" leaves them out.
+        inputs: the model's inputs: a mapping of its arguments, a tuple of them, or one tensor.
+        tokenizer: the model's tokenizer, to show tokens as words; without it, token ids are shown.
+        top: how many of the most probable tokens are kept.
+        progress: True shows a bar if it takes over two seconds and rich is installed; or a function that is
+            called with the number of heads done and the number of all heads.
+        fallback: for layers whose attention cannot be heard: None raises; "skip" leaves them out.
 
     Raises:
-        ArgumentError: a model in training mode; inputs that are a text, hold a cache, or a sequence without
-            a real position; a top below 1; an answer that holds no numbers, or whose positions are not
-            those of the padding; a tokenizer that names no tokens.
-        AttentionBypassed: a layer whose outputs are not in hand; nothing heard at all.
+        ArgumentError: a model in training mode; inputs that are a text, hold a cache, or have a sequence of
+            padding alone; a top below 1; an output of the model that holds no numbers, or has other positions
+            than the padding mask; a tokenizer that cannot convert ids to tokens.
+        AttentionBypassed: a layer whose head outputs cannot be read; no layer was heard.
 
     Example:
         >>> from headwise.nn import MultiHeadAttention
@@ -328,7 +328,7 @@ def role_effects(
     Raises:
         ArgumentError: a model that is not causal, says no next token, or is in training mode; fewer than one
             draw.
-        AttentionBypassed: a layer whose heads are not in hand.
+        AttentionBypassed: a layer whose head outputs cannot be read.
 
     Wang 2022 (IOI), section 2, on means; Clark 2019 on roles.
     """

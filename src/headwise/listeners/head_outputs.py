@@ -115,11 +115,12 @@ def collect(
 ) -> AbstractContextManager[HeadOutputs]:
     """Collect the outputs of heads inside a `with` block, [B, H, T, Dv] by layer, detached.
 
-    All heads of a chosen layer are kept; a second run replaces the first. `outputs.written(layer)` is what
-    each head adds to the layer's output, `outputs.plot(layer, tokens)` a picture of both.
+    All heads of a chosen layer are kept; a second run replaces the results of the first.
+    `outputs.written(layer)` returns what each head adds to the layer's output, and `outputs.plot(layer,
+    tokens)` draws outputs and contributions.
 
     Args:
-        heads: as in `headwise.ablate`; None: all of every layer that is heard.
+        heads: as in `headwise.ablate`; None: all heads of every layer that is heard.
         fallback: as in `headwise.ablate`.
 
     Raises:

@@ -208,32 +208,37 @@ def importance(
 ) -> Importance:
     """Return how much the loss depends on each head: I_h = E_x | Att_h(x)^T dL(x) / dAtt_h(x) |.
 
-    The model stays in the mode it is in (dropout of training makes scores noisy), and neither its parameters
-    nor their `grad` and `requires_grad` change. A layer that runs several times in a forward has one score a
-    head for all of them, as pruning it would remove all; windows and frames of one example count as one.
+    The mode of the model is not changed (in training mode, dropout makes scores noisy); nor are its
+    parameters, their `grad` and their `requires_grad`. If a layer runs several times in a forward, each head
+    has one score for all runs, since pruning removes it from all. If a model folds windows or frames of an
+    example into the batch, they count as one example.
 
     Args:
-        batches: an iterable of batches, gone through once; a single batch may be a mapping or a tensor.
-        loss_fn: loss_fn(model, batch) gives one number. Without it, batches are mappings and the loss is the
-            model's own (`model(**batch).loss`); a causal language model without labels predicts its input.
-        method: "gradient", one backward pass a batch; or "leave_one_out", the loss with the head at zero
-            minus the loss, exact, one forward per head and batch: below 0, the model is better without it.
-        normalise: divide the scores of a layer by their Euclidean length. None: as the paper does, for
-            gradients; not for leave_one_out, whose scores are differences of the loss.
-        reduction: how loss_fn joins the sequences of a batch, "mean" or "sum": scores are absolute for each
-            sequence. A mean over tokens counts longer sequences more.
-        progress: a bar, where it takes over two seconds and rich is installed.
-        fallback: for layers that bypass every hook: None raises; "skip" leaves them out.
+        batches: an iterable of batches, read once. A batch is anything that loss_fn takes; one mapping or
+            tensor in place of the iterable is a single batch.
+        loss_fn: loss_fn(model, batch) returns one number. Without it, batches are mappings and the loss is
+            `model(**batch).loss`; if a causal language model gets no labels, its input serves as labels.
+        method: "gradient", an estimate with one backward pass per batch; or "leave_one_out", the exact loss
+            without the head minus the loss with it, with one forward per head and batch. A score below 0
+            means that the model is better without the head.
+        normalise: divide the scores of a layer by their Euclidean norm. None: yes for "gradient", as in the
+            paper; no for "leave_one_out", whose scores are differences of the loss.
+        reduction: how loss_fn reduces the sequences of a batch, "mean" or "sum". It is needed because
+            absolute values are taken for each sequence. If loss_fn takes a mean over tokens, longer sequences
+            count more.
+        progress: True shows a bar if it takes over two seconds and rich is installed.
+        fallback: for layers whose attention cannot be heard: None raises; "skip" leaves them out.
 
     Returns:
-        [H] by layer, with `ranking()`, `most(n)` and `least(n)`, which can be pruned; print it.
+        Scores [H] by layer, with `ranking()`, `most(n)` and `least(n)`; results of `least` can be passed to
+        `headwise.prune`. It can be printed.
 
     Raises:
-        ArgumentError: an unknown method or reduction; no batches, no labels, no loss; no attention heard;
-            attention that runs without gradients; a score that is no number.
-        ShapeError: a layer that sees batches of different sizes in one loss; layers whose batches are not
-            made of the same examples.
-        AttentionBypassed: a layer whose outputs are not in hand.
+        ArgumentError: an unknown method or reduction; no batches, no labels or no loss; no attention was
+            heard; attention that runs without gradients; a score that is NaN or infinite.
+        ShapeError: a layer with different batch sizes in one loss; batch sizes of layers from which the
+            examples cannot be told.
+        AttentionBypassed: a layer whose head outputs cannot be read.
 
     Example:
         >>> from headwise.nn import MultiHeadAttention
@@ -497,7 +502,7 @@ def robustness(
     Raises:
         ArgumentError: an unknown method; fewer than one repeat or point; points that are no whole numbers;
             more heads than there are; scores of other heads; and as `headwise.importance`.
-        AttentionBypassed: a layer whose outputs are not in hand.
+        AttentionBypassed: a layer whose head outputs cannot be read.
 
     Example:
         >>> from headwise.nn import MultiHeadAttention

@@ -293,21 +293,21 @@ class Alarms:
 
         monitor = hw.Monitor(model, alarms=hw.Alarms(max_logit=100), on_alarm=page_me)
 
-    A number that passes its threshold raises one alarm. The next alarm for it comes only after it has
-    returned by a quarter of the threshold, so that a number close to the threshold does not raise one at
-    every step. Several heads at one step make one warning, which names the worst; `on_alarm` is called for
-    each.
+    A number that passes its threshold raises one alarm. It can raise the next one only after it has come back
+    from the threshold by a quarter of it, so a number close to the threshold does not raise an alarm at every
+    step. If several heads raise alarms at one step, there is one warning, which names the worst head;
+    `on_alarm` is called once per alarm.
 
     Args:
         entropy: entropy collapse: an alarm if more than half of a layer's heads have less than this share of
-            the largest entropy, log n for the n keys that a query may attend to; None: no such alarm. Uniform
-            attention has 1, and heads with random weights nearly 1. A single head may well attend to one key;
-            "entropy/min" of the monitor's numbers shows it.
+            the largest entropy, log n for the n keys that a query may attend to; None: no such alarm. The
+            share is 1 for uniform attention and nearly 1 for heads with random weights. That a single head
+            attends to one key is no reason for an alarm; the monitor's number "entropy/min" shows it.
         max_logit: logit growth: an alarm if a head's largest score is above this; None: no such alarm. The
             default is three times the largest score measured in a healthy model (82, in all-MiniLM-L6-v2).
-        dead: whether dead heads raise an alarm; `Monitor` defines them by its own `dead`.
+        dead: whether dead heads raise an alarm. The argument `dead` of `Monitor` defines when a head is dead.
 
-    NaN is past every threshold.
+    A number that is NaN passes every threshold.
 
     Raises:
         ArgumentError: thresholds out of their range; no alarm at all.

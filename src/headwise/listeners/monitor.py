@@ -75,47 +75,50 @@ class Monitor:
     and gradients are the same up to rounding, dropout may draw other numbers, and statistics (except
     `output`) are those before dropout. A compiled model runs a measured step uncompiled. Several forwards in
     a step, as in gradient accumulation, count together: means are over all their queries, padding left out.
-    What a checkpointed forward repeats in backward is not counted; with checkpointing, keep backward inside
-    the block, or torch may refuse it for repeating something else. Numbers stay where the model is until the
-    block ends, and are then read at once. In distributed training every rank has a monitor, which measures
-    that rank's part of the batch; `nn.DataParallel` is not supported.
+    With activation checkpointing, backward runs the forward again. This second run is not counted. Keep
+    backward inside the block; otherwise torch may raise because the second run differs from the first.
+    Numbers stay on the model's device until the block ends, and are then read in one transfer. In distributed
+    training every rank has a monitor, which measures that rank's part of the batch; `nn.DataParallel` is not
+    supported.
 
-    A head is dead when its output, before W_O, has on average at most `dead` times the norm that the heads of
-    its layer have on average. That is the average head output norm, layer-normalised, of Sandoval-Segura
-    2025, which finds heads that can be removed and that weights alone would not tell. The default threshold
-    is ours, and strict: a hundredth of the layer's mean. A head that attends to a first key whose value is
-    almost 0 is dead; a head that attends to a first key with a large value is not, and shows in `first`. If
-    the outputs of all heads of a layer are 0, all are dead; if all shrink together, none is.
+    A head is dead when the mean norm of its output, before W_O, is at most `dead` times the mean of this norm
+    over the heads of its layer. Sandoval-Segura 2025 calls this the layer-normalised average head output
+    norm; it finds removable heads that attention weights do not show. The default threshold, a hundredth, is
+    stricter than the paper's. A head that attends to a first key whose value is almost 0 is dead. A head that
+    attends to a first key with a large value is not dead, and has a large `first`. If the outputs of all
+    heads of a layer are 0, all are dead; if all shrink by the same factor, none is.
 
-    With `alarms`, numbers past a threshold raise an alarm: see `headwise.Alarms`. Each alarm is a warning
-    (`headwise.errors.HeadsAlarm`; `warnings.simplefilter("error", HeadsAlarm)` makes it stop the training), a
-    call of `on_alarm`, and kept in `raised`. They come where the block of a measured step ends, and so does
-    what `on_alarm` raises.
+    With `alarms`, numbers past a threshold raise an alarm: see `headwise.Alarms`. For each alarm there is a
+    warning (`headwise.errors.HeadsAlarm`; `warnings.simplefilter("error", HeadsAlarm)` makes it stop the
+    training) and a call of `on_alarm`, and it is added to `raised`. This happens at the end of the block of a
+    measured step; an exception from `on_alarm` is raised there, too.
 
     Args:
         model: with everything inside it.
-        every: how many steps from one that is measured to the next.
-        statistics: which, of the row statistics of `headwise.AttentionMap.statistics`.
+        every: the number of steps from one measured step to the next.
+        statistics: names of row statistics of `headwise.AttentionMap.statistics`.
         dead: the share of its layer's mean output norm up to which a head is dead; None: not measured.
-        alarms: thresholds of alarms; what they look at is measured beside `statistics`. None: no alarms,
-            unless there is `on_alarm`, which alone means `Alarms()` of all that is measured.
-        on_alarm: called with each alarm as it is raised: `step`, `layer`, `head` (None where it is of more
-            than half of the layer's), `kind`, `value`, `threshold`; `str` of it is a sentence.
-        fallback: for layers that compute their own weights: None raises, "eager" reads those (without
+        alarms: thresholds of alarms; the statistics that they need are measured, too. None: no alarms, unless
+            `on_alarm` is given; then the default thresholds apply to everything that is measured.
+        on_alarm: a function that is called with each alarm. An alarm has `step`, `layer`, `head` (None if the
+            alarm is about more than half of a layer's heads), `kind`, `value` and `threshold`; `str(alarm)`
+            is a sentence.
+        fallback: for layers that compute their own weights: None raises, "eager" reads these weights (without
             `max_logit`, `output` and dead heads), "skip" leaves these layers out.
 
     Attributes:
-        number: of the next step, from 0. Set it where training resumes.
-        measured: whether the last step was.
+        number: the number of the next step, from 0. Set it when you resume a training.
+        measured: whether the last step was measured.
         latest: the numbers of the last measured step, by name: "heads/<layer>/<head>/<statistic>" for every
-            head; "layers/<layer>/dead", how many are; and over all heads "entropy/min", "entropy/mean",
-            "max_logit/max", "output/min", "<statistic>/mean" of others, and "dead". A head's `output` is its
-            mean output norm, divided by its layer's mean. A layer goes by its number in the model, or by its
-            path where there are several stacks; one that runs several times in a forward also as "<path>#1",
-            "<path>#2", with numbers for each visit, and "dead" counts a head where it is dead in all. With
-            alarms of entropy also "entropy_share", of the largest entropy that a head could have: for every
-            head; for a layer, what more than half of its heads do not exceed; and "entropy_share/mean". With
-            any, "alarms": how many ring.
+            head; "layers/<layer>/dead", how many heads of the layer are dead; and over all heads
+            "entropy/min", "entropy/mean", "max_logit/max", "output/min", "<statistic>/mean" for other
+            statistics, and "dead". A head's `output` is its mean output norm divided by the mean of its
+            layer. <layer> is the number of a layer in the model, or its path if there are several stacks. A
+            layer that runs several times in a forward also has numbers for each visit, under "<path>#1",
+            "<path>#2"; "dead" counts a head that is dead in all visits. If entropy alarms are on, there is
+            also "entropy_share", the entropy as a share of the largest possible: for every head, for every
+            layer (more than half of its heads have at most this share), and "entropy_share/mean". If any
+            alarm is on, "alarms" is the number of numbers that are past their threshold.
 
     Raises:
         ArgumentError: not a module; `every` below 1; an unknown statistic or fallback; `dead` not in [0, 1);
@@ -186,16 +189,16 @@ class Monitor:
         attach(model, Measuring((), False), fallback)  # raises if the arguments are wrong
 
     def step(self) -> AbstractContextManager[Monitor]:
-        """Return a context for one training step: its forward, and with checkpointing its backward, too.
+        """Return a context manager for the forward of one step, and for its backward with checkpointing.
 
         A step that raises, or in which the model does not run, is not measured; the next one is measured
-        instead. Three steps in a row in which the model does not run give one warning, and so does each step
-        that is never entered by `with`.
+        instead. If the model does not run in three steps in a row, there is one warning. There is also a
+        warning for each step that is never entered by `with`.
 
         Raises:
-            AttentionBypassed: in a measured step: a layer that cannot be heard, or nothing heard at all.
+            AttentionBypassed: in a measured step: a layer that cannot be heard, or no layer was heard.
             ArgumentError: in the first measured step: the model did not run in it.
-            Exception: what `on_alarm` raises.
+            Exception: any exception that `on_alarm` raises.
 
         Example:
             >>> import torch
@@ -304,20 +307,20 @@ class Monitor:
 
     @property
     def summary(self) -> dict[str, float]:
-        """The latest numbers over all heads."""
+        """The numbers over all heads, of the last measured step."""
         prefixes = ("heads/", "layers/")
         return {name: value for name, value in self.latest.items() if not name.startswith(prefixes)}
 
     @property
     def history(self) -> list[tuple[int, dict[str, float]]]:
-        """(step, its numbers) of the last 1,000 measured steps."""
+        """(step, numbers) for each of the last 1,000 measured steps."""
         return [(row.step, row.written()) for row in self._history]
 
     @property
     def dead_heads(self) -> list[tuple[Layer, int]]:
-        """The heads that were dead in the last measured step, as `headwise.prune` takes them.
+        """The heads that were dead in the last measured step, in the form that `headwise.prune` accepts.
 
-        In a layer that runs several times in a forward, those that were dead each time.
+        In a layer that runs several times in a forward, a head counts if it was dead each time.
 
         Example:
             >>> import torch
@@ -351,7 +354,7 @@ class Monitor:
         return [] if self._alarm_state is None else list(self._alarm_state.raised)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a row per head and measured step: step, layer, head, and its numbers.
+        """Return a DataFrame with a row per head and measured step: step, layer, head and numbers.
 
         Raises:
             ArgumentError: nothing was measured yet.

@@ -177,10 +177,10 @@ def load_pruned(cls_or_model: Any, folder: str | os.PathLike[str], **changes: An
     Builds the model from its config, prunes it as the config says, then loads the weights.
 
     Args:
-        cls_or_model: the model's class, or one of the AutoModel classes; or an unpruned model of that shape,
+        cls_or_model: the model's class, or an AutoModel class; or an unpruned model with the same config,
             which is pruned in place.
         folder: holds config.json and the weights as safetensors.
-        changes: settings of the config, instead of those saved.
+        changes: settings of the config that replace the saved ones.
 
     Returns:
         The model, in evaluation mode, with the dtype of the saved weights.

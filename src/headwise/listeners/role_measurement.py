@@ -567,7 +567,7 @@ def retrieval_scores(
         ShapeError: more than one sequence.
         ArgumentError: a needle that is empty or outside the text; fewer than one new token; a model
             that gives no cache.
-        AttentionBypassed: layers that cannot be heard, or nothing heard at all.
+        AttentionBypassed: layers that cannot be heard, or no layer was heard.
 
     Wu 2024, "Retrieval Head Mechanistically Explains Long-Context Factuality".
     """

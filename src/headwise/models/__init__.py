@@ -1,4 +1,4 @@
-"""Models: a small Transformer of ours, its files, and a training loop; trained ones, one of them built in."""
+"""Models: headwise's own Transformer, its files and a training loop; trained models, one built in."""
 
 from ..lazy_names import lazy_attributes
 

@@ -29,18 +29,18 @@ SPACE = "␣"
 
 
 class BytePairs:
-    """A tokenizer of the library tokenizers.
+    """A tokenizer with files and training from the library `tokenizers`.
 
         tokenizer = BytePairs(tokenizers.Tokenizer.from_file("tokenizer.json"))
         tokenizer("to be or not to be", return_tensors="pt")["input_ids"]         # [1, T]
         tokenizer(["to be", "or not to be"], return_tensors="pt")["lengths"]      # padded on the right
 
     Args:
-        inner: the library's Tokenizer; it is copied, without truncation and padding of its own.
-        model_max_length: how many tokens the model takes; None if unknown.
+        inner: a `tokenizers.Tokenizer`; it is copied, and the copy neither truncates nor pads.
+        model_max_length: the largest number of tokens that the model reads; None if unknown.
 
     Raises:
-        ArgumentError: something else.
+        ArgumentError: another type.
         PackageMissing: tokenizers is not installed.
     """
 
@@ -88,10 +88,10 @@ class BytePairs:
 
     @classmethod
     def of(cls, tokenizer: object) -> BytePairs:
-        """Return a `BytePairs` of a tokenizer of the library tokenizers, or of a fast one of transformers.
+        """Return a `BytePairs` made from a `tokenizers.Tokenizer` or from a fast tokenizer of transformers.
 
         Raises:
-            ArgumentError: another.
+            ArgumentError: another type of tokenizer.
             PackageMissing: tokenizers is not installed.
         """
         if isinstance(tokenizer, BytePairs):
@@ -242,10 +242,10 @@ class BytePairs:
         skip_special_tokens: bool = False,
         clean_up_tokenization_spaces: bool = False,
     ) -> str:
-        """Return the text of tokens, ids or a tensor of one sequence of them.
+        """Return the text of token ids: a list, or a tensor of one sequence.
 
         Raises:
-            ArgumentError: ids that there are not; spaces to be cleaned up, which would not be the text.
+            ArgumentError: unknown ids; clean_up_tokenization_spaces=True, which would change the text.
         """
         if clean_up_tokenization_spaces:
             raise ArgumentError(
@@ -262,8 +262,7 @@ class BytePairs:
     def convert_ids_to_tokens(self, ids: Iterable[int] | Tensor, /) -> list[str]: ...
 
     def convert_ids_to_tokens(self, ids: int | Iterable[int] | Tensor, /) -> str | list[str]:
-        """Return each token in readable form: without a leading space; a space alone as ␣, part of a letter
-        by its bytes as <C3>."""
+        """Return readable tokens: no leading space, ␣ for a space alone, <C3> for a part of a letter."""
         if isinstance(ids, int):
             return self._shown(self._ids(ids)[0])
         return [self._shown(token) for token in self._ids(ids)]
@@ -308,7 +307,7 @@ class BytePairs:
 
     @property
     def all_special_ids(self) -> list[int]:
-        """The ids of tokens that stand for no text."""
+        """The ids of special tokens, which stand for no text."""
         return list(self._special)
 
     def __repr__(self) -> str:

@@ -77,13 +77,13 @@ def sinusoids(positions: Tensor, width: int) -> Tensor:
 
 
 class FeedForward(nn.Module):
-    """down(act(up(x))), or gated: down(act(gate(x)) * up(x)). Every token for itself.
+    """down(act(up(x))), or gated: down(act(gate(x)) * up(x)); each token separately.
 
-    gate_proj and up_proj are ordinary `nn.Linear` modules. As long as they are untouched, their weights lie
-    in one block and make one matrix product; see `nn/packed_weights.py`.
+    gate_proj and up_proj are ordinary `nn.Linear` modules. As long as they are not modified, their weights
+    are stored in one tensor, and one matrix product computes both; see `nn/packed_weights.py`.
 
     Args:
-        config: what it is made of.
+        config: sizes and options.
         made: device and dtype.
 
     Vaswani 2017, section 3.3; gates: Shazeer 2020.
@@ -139,12 +139,12 @@ def _pack_again(module: FeedForward, _: object) -> None:
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward, each added to the stream; every token attends to every other.
+    """Self-attention and a feed-forward network, with residuals; every token attends to every token.
 
     Args:
-        config: what it is made of.
-        number: which layer of the model it is, from 0; `config.windows` go by it.
-        relative_bias: of the layer that shares it.
+        config: sizes and options.
+        number: the number of the layer in the model, from 0; it selects the window from `config.windows`.
+        relative_bias: a relative bias that this layer shares with others.
         made: device and dtype.
     """
 
@@ -196,8 +196,8 @@ class EncoderLayer(nn.Module):
 class DecoderLayer(EncoderLayer):
     """A layer of a decoder: as `EncoderLayer`, but no token attends to later ones.
 
-    In an encoder-decoder there is cross-attention between the two: queries are the decoder's, keys and values
-    the encoder's.
+    In an encoder-decoder it has cross-attention between self-attention and the feed-forward network: queries
+    come from the decoder, keys and values from the encoder.
     """
 
     causal = True
@@ -225,9 +225,9 @@ class DecoderLayer(EncoderLayer):
         """[B, T, E] -> [B, T, E].
 
         Args:
-            memory: what the encoder made, [B, S, E]; or keys and values that were made of it before.
-            memory_mask: which of it is real.
-            attending: of the self-attention, as in `EncoderLayer`.
+            memory: the encoder's output, [B, S, E]; or keys and values that were computed from it before.
+            memory_mask: which tokens of the source are real.
+            attending: arguments of the self-attention, as in `EncoderLayer`.
         """
         x = self._attend(x, attending)
         if memory is not None:

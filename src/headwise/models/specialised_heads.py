@@ -51,18 +51,19 @@ class Specialisation:
     Attributes:
         steps: [C], how many steps had been taken; 0 is before the first.
         tokens: [C], how many tokens had been read.
-        losses: [C], of training, the mean since the checkpoint before; NaN at step 0.
-        validation: [C], on text that is not trained on, nats per token.
+        losses: [C], mean training loss since the checkpoint before; NaN at step 0.
+        validation: [C], validation loss, on text that is not trained on, in nats per token.
         statistics: by name, [C, L, H]: those of `headwise.AttentionMap.statistics` and `headwise.heads`, on
-            prose and code; `induction_stripe`, `duplicate_token` and `previous_token` on random tokens said
-            twice.
-        labels: a name per checkpoint, layer and head, by `headwise.heads.LABELS`; None: none was earned.
+            prose and code; `induction_stripe`, `duplicate_token` and `previous_token` on random tokens,
+            repeated once.
+        labels: a label per checkpoint, layer and head, one of `headwise.heads.LABELS`; None without a label.
         roles: by relation, [C, L, H]: the share of cases in which a head attends to the related word; see
             `headwise.roles`.
-        found: by relation, whether it was found at each checkpoint: every trivial rule beaten.
+        found: by relation, whether the role was found at each checkpoint: a head is better than every trivial
+            rule.
         curve: [N, 2], step and loss of training in finer steps, for pictures; may be empty.
-        title: what the model is called.
-        fingerprint: a name for the weights of the last checkpoint; None: not known.
+        title: the name of the model.
+        fingerprint: an identifier of the weights of the last checkpoint; None if unknown.
     """
 
     steps: Tensor
@@ -119,13 +120,13 @@ class Specialisation:
         return measured[name]
 
     def when(self, name: str, at_least: float) -> Moment | None:
-        """Return the first checkpoint at which a head has at least this score, and the best head there.
+        """Return the first checkpoint at which some head has at least this score, and the best head there.
 
         Args:
             name: a statistic, such as "induction_stripe", or a role, such as "pronoun > antecedent".
 
         Returns:
-            When, and which head; None: no head ever had.
+            Step, tokens, layer, head and score; None if no head reaches the score.
 
         Raises:
             ArgumentError: neither a statistic nor a role; a score that is no number.
@@ -152,7 +153,7 @@ class Specialisation:
         """Return (layer, head) with the largest score at the last checkpoint.
 
         Raises:
-            ArgumentError: neither a statistic nor a role; one that was measured of no head.
+            ArgumentError: neither a statistic nor a role; one that was measured for no head.
         """
         last = self.scores(name)[-1].nan_to_num(-math.inf)
         if torch.isneginf(last).all():
@@ -161,7 +162,7 @@ class Specialisation:
         return layer, head
 
     def of(self, layer: int, head: int) -> list[dict[str, Any]]:
-        """Return the life of one head: a row per checkpoint with step, tokens, label, statistics and roles.
+        """Return one head over training: a row per checkpoint with step, tokens, label, statistics, roles.
 
         Raises:
             ArgumentError: no such layer or head.
@@ -204,7 +205,7 @@ class Specialisation:
         return specialisation_picture(self)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write it into a folder, where `specialisation(folder)` finds it.
+        """Write all of it into a folder, for `specialisation(folder)` to read.
 
         Raises:
             ArgumentError: no such folder, or one that cannot be written to.
@@ -243,20 +244,19 @@ def _check_shape(name: str, value: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def specialisation(folder: str | os.PathLike[str] | None = None) -> Specialisation:
-    """Return how the heads of the built-in model specialised, at about twenty checkpoints of its training.
+    """Return measurements of the built-in model's heads at about twenty checkpoints of its training.
 
         life = hw.models.specialisation()
         life.when("induction_stripe", 0.4)         # the first checkpoint with an induction head, and which
-        life.of(2, 5)                              # the life of one head, row by row
-        life.plot()
+        life.of(2, 5)                              # one head over training, row by row life.plot()
 
-    Nothing is run: what was measured is read from a file in the package.
+    The model is not run: the measurements are read from a file in the package.
 
     Args:
-        folder: of another model that has such a file; by default the built-in one's.
+        folder: the folder of another model with such a file; by default that of the built-in model.
 
     Raises:
-        ArgumentError: no such file in the folder, or not one of ours.
+        ArgumentError: no such file in the folder, or one in another format.
         PackageMissing: safetensors is not installed.
     """
     with needed("safetensors", "reading what was measured needs safetensors"):

@@ -37,7 +37,7 @@ Schedule = Callable[[int], float]
 
 @dataclass
 class History:
-    """The loss of every step of a training, those before it was resumed included."""
+    """The loss of every step of a training, including steps before it was resumed."""
 
     losses: list[float] = field(default_factory=list)
     seconds: float = 0.0  # inside fit, all its runs together
@@ -64,7 +64,7 @@ class History:
 
 
 class TrainingStep(NamedTuple):
-    """A training step, as passed to callbacks."""
+    """Data of one training step; callbacks get it as their argument."""
 
     step: int  # from 0
     epoch: int

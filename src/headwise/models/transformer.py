@@ -389,9 +389,10 @@ class Transformer(nn.Module):
 
 
 class ModelCache:
-    """A `KVCache` of every decoder layer; of an encoder-decoder, also what its layers know of the source.
+    """A `KVCache` per decoder layer; in an encoder-decoder, also keys and values of the source.
 
-    Made by `model.cache()`. All layers hold the same tokens, so what is said of one is so of all.
+    It is made by `model.cache()`. All layers hold the same tokens, so lengths and positions are the same in
+    all layers.
     """
 
     def __init__(self, layers: Sequence[KVCache]) -> None:
@@ -400,7 +401,7 @@ class ModelCache:
 
     @property
     def length(self) -> int:
-        """The number of tokens in the cache; of the longest sequence."""
+        """The number of tokens in the cache, for the longest sequence."""
         return self.layers[0].length
 
     @property
@@ -409,11 +410,11 @@ class ModelCache:
         return self.layers[0].batch
 
     def positions(self, count: int, device: torch.device | str | None = None) -> Tensor:
-        """Return positions of the next `count` tokens: int [T], or [B, T] if lengths differ."""
+        """Return the positions of the next `count` tokens: int [T], or [B, T] if lengths differ."""
         return self.layers[0].positions(count, device)
 
     def reorder(self, index: Tensor | Sequence[int]) -> None:
-        """Replace sequence i by sequence index[i], as beam search needs."""
+        """Replace sequence i by sequence index[i], for beam search."""
         for held in (*self.layers, *(self.memories or ())):
             held.reorder(index)
 

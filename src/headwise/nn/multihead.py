@@ -37,8 +37,8 @@ class MultiHeadAttention(nn.Module):
                                                                 -- out_proj --> [B, T, E]
 
     The four projections are ordinary `nn.Linear` modules: hook, wrap, prune or replace them. As long as they
-    are untouched, projections with the same input run as one matrix product in calls without options. The
-    initial weights are those that `torch.nn.MultiheadAttention` draws from the same seed.
+    are untouched, projections with the same input run as one matrix product in calls without options. With
+    the same seed, the initial weights equal those of `torch.nn.MultiheadAttention`.
 
     Args:
         d_model: E, the width of queries and output.
@@ -46,26 +46,27 @@ class MultiHeadAttention(nn.Module):
         num_kv_heads: Hk, a divisor of H: H / Hk heads share keys and values (1: multi-query). Default H.
         head_dim: D, channels per head. Default E / H.
         value_dim: Dv, channels of a head's values. Default D.
-        kdim, vdim: the widths of keys and values that come in, in cross-attention. Default E.
-        bias: whether q_proj, k_proj and v_proj add one.
-        out_bias: whether out_proj does. Default as `bias`.
+        kdim, vdim: in cross-attention, the widths of the inputs `key` and `value`. Default E.
+        bias: whether q_proj, k_proj and v_proj have a bias.
+        out_bias: whether out_proj has a bias. Default as `bias`.
         dropout: the share of weights dropped in training.
         causal: hide the keys after the query; with T != S the last query is aligned with the last key.
         window: the number of keys each query may attend to, its own included; or a pair (before, after).
         scale: the factor of the scores. Default 1 / sqrt(D).
         softcap: limit scores to (-softcap, softcap), see `headwise.attention`.
-        sinks: a learned score per head, for one more column of the softmax without a value.
+        sinks: whether each head has a learned sink: the score of one more column of the softmax, which has no
+            value.
         rope: rotary position embedding of queries and keys; see `Rope`.
         alibi: scores fall with distance, by a slope per head; see `headwise.scoring.alibi`.
-        relative_bias: a learned number per head and distance, added to the scores; see `RelativeBias`. One
-            made elsewhere is shared, as all of T5's layers share the first one's.
-        qk_norm: queries and keys normalised, "rms" or "layer" for each head, or a `QKNorm`.
+        relative_bias: a learned number per head and distance, added to the scores; see `RelativeBias`. If a
+            `RelativeBias` is passed, layers can share it, as all layers of T5 share the first layer's.
+        qk_norm: normalise queries and keys: "rms" or "layer", head by head, or a `QKNorm`.
         gate: multiply each head's output by sigmoid(x W_g): "head", one number per head, or "channel", one
             per channel.
 
     Raises:
         ShapeError: sizes that do not divide, or are not whole numbers of at least 1.
-        ArgumentError: dropout, softcap or an argument of torch's class.
+        ArgumentError: dropout or softcap out of range; an argument of torch's class.
         MaskError: a window below 1.
 
     Example:
@@ -158,7 +159,7 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             name: for example "bert-base", "gpt2-small", "llama3-8b".
-            changes: arguments of the constructor, instead of the preset's or besides them.
+            changes: arguments of the constructor that replace the preset's or are added to them.
 
         Raises:
             ArgumentError: no preset of that name.
@@ -173,7 +174,8 @@ class MultiHeadAttention(nn.Module):
     def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:
         """Return the same attention with copies of the weights of torch's class.
 
-        Inputs are batch first here, whatever they were there, and a mask's True = may attend.
+        In the new module inputs are batch first, even if `batch_first` was False, and True in a mask means
+        may attend.
 
         Raises:
             ArgumentError: not torch's class, or one with add_bias_kv or add_zero_attn.
@@ -195,8 +197,8 @@ class MultiHeadAttention(nn.Module):
 
         Raises:
             ShapeError: grouped heads, or widths that torch's class cannot have.
-            ArgumentError: any option but dropout, which torch's class does not keep; a projection that is not
-                `nn.Linear`.
+            ArgumentError: an option other than dropout, since torch's class has none of them; a projection
+                that is not `nn.Linear`.
         """
         return torch_conversion.torchs_twin(self, batch_first)
 
@@ -233,35 +235,39 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             query: [B, T, d_model]
-            key: [B, S, kdim]; without it, query.
-            value: [B, S, vdim]; with key or not at all.
+            key: [B, S, kdim]. Default query.
+            value: [B, S, vdim]; must be passed if and only if key is.
             mask: a `headwise.Mask`, or a tensor broadcastable to [B, H, T, S], bool or 0 and 1; True or 1 =
-                may attend. Padding is [B, 1, 1, S] or `Mask.padding(lengths)`. In self-attention padded keys
-                are padded queries, too: means and statistics leave them out. A tensor whose values suggest
-                another meaning, such as torch's masks, raises; `Mask.dense(tensor)` does not.
+                may attend. Padding is [B, 1, 1, S] or `Mask.padding(lengths)`. In self-attention a padded
+                token is padded both as a key and as a query: means and statistics leave it out. A tensor
+                whose values suggest another meaning, such as torch's masks, raises; `Mask.dense(tensor)` does
+                not.
             bias: added to the scores, broadcastable to [B, H, T, S]; or `headwise.scoring.alibi(num_heads)`,
-                `headwise.scoring.Relative(values)`, or a tuple of those. A bias of the layer itself is added
-                to it.
-            positions: of the tokens, int [T] or [B, T], for `rope`; in cross-attention a pair, the queries'
-                and the keys'. By default 0, 1, 2, .., after those in the cache; in cross-attention the last
-                query is aligned with the last key. Masks and biases count tokens, whatever their positions.
-            cache: keys and values of earlier calls, to which this one's are added; see `KVCache`. A mask or
-                bias then has a column for each of them, and for the new ones. Or what `remember` gives.
-            lengths: int [B], how many tokens of each sequence are real, the first ones. Nothing is computed
-                for the others: their output is 0, and so are their rows of the map, which no statistic
-                counts. Otherwise as mask=Mask.padding(lengths). A list or a tensor on the CPU avoids a wait
-                for the GPU. With a cache, each sequence continues from its own end.
-            documents: int [T] or [B, T], for texts packed one after another, each of which attends to itself:
-                runs of equal ids. As mask=Mask.documents(ids), but only the texts' own squares are computed,
-                and positions of `rope` start again in each text.
+                `headwise.scoring.Relative(values)`, or a tuple of those. If the layer has a bias of its own,
+                both are added.
+            positions: positions of the tokens, int [T] or [B, T], for `rope`; in cross-attention a pair (of
+                queries, of keys). By default 0, 1, 2, .., continued from the cache; in cross-attention the
+                last query is aligned with the last key. Masks and biases do not use them: they count tokens.
+            cache: a `KVCache` with keys and values of earlier calls; those of this call are added to it. A
+                mask or bias then has a column for each earlier and each new token. Or a `Memory` from
+                `remember`.
+            lengths: int [B]; the first lengths[b] tokens of sequence b are real. Nothing is computed for
+                padding: its output and its rows of the map are 0, and statistics leave it out. Otherwise the
+                same as mask=Mask.padding(lengths). A list or a CPU tensor avoids a synchronization with the
+                GPU. With a cache, each sequence continues from its own end.
+            documents: int [T] or [B, T], the id of each token's text, for texts packed one after another:
+                each text is a run of equal ids and attends only to itself. The same as
+                mask=Mask.documents(ids), but pairs of different texts are not computed, and positions of
+                `rope` start again in each text.
             need_weights: False returns None instead of the map. The map costs nothing until it is read.
 
         Returns:
             output [B, T, d_model], and an `AttentionMap` [B, H, T, S], before dropout, or None.
 
         Raises:
-            ShapeError: not three dimensions, widths or batches that disagree; a length of 0.
-            ArgumentError: another dtype than the weights'; a key without a value; arguments of torch's class.
+            ShapeError: not three dimensions; widths or batch sizes that disagree; an empty sequence.
+            ArgumentError: a dtype other than that of the weights; a key without a value; arguments of torch's
+                class.
             MaskError: a mask of the wrong shape or meaning.
         """
         inputs = Inputs(query, key, value, mask, bias, positions, cache, lengths, documents)
@@ -337,9 +343,11 @@ class MultiHeadAttention(nn.Module):
         """Return an empty cache for this module: `mha(x, cache=cache)` adds x to it and attends to all of it.
 
         Args:
-            batch: B; with max_length, memory is allocated at once, as steps inside `torch.compile` need it.
+            batch: B. With batch and max_length, memory is allocated at once; steps inside `torch.compile`
+                need this.
             max_length: the largest number of columns. Default: the cache grows.
-            ring: keep only the last max_length tokens (by default the window), for a module with a window.
+            ring: keep only the last max_length tokens (by default as many as the window), for a module with a
+                window.
 
         Raises:
             ArgumentError: a module that is not causal; a ring without a window, or shorter than it.
@@ -351,7 +359,7 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             key: [B, S, kdim]
-            value: [B, S, vdim]; without it, key.
+            value: [B, S, vdim]. Default key.
             mask: which keys are real, `Mask.padding(lengths)` or bool [B, 1, 1, S].
 
         Raises:
@@ -427,7 +435,7 @@ class MultiHeadAttention(nn.Module):
         return k.transpose(1, 2), v.reshape(B, S, Hk, self.value_dim).transpose(1, 2)
 
     def reset_parameters(self) -> None:
-        """Draw new weights as torch's class does; norms, biases and sinks get their initial values."""
+        """Initialise all parameters again; the projections are drawn as in torch's class."""
         options.draw_weights(self)
 
     def extra_repr(self) -> str:

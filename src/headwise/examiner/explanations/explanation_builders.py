@@ -181,7 +181,7 @@ def explain(
     tokens: Sequence[str] | tuple[Sequence[str], Sequence[str]] | None = None,
     batch: int = 0,
 ) -> Explanation:
-    """Explain every step of multi-head attention in the numbers of a module.
+    """Show every step of multi-head attention with the numbers of a module.
 
     The steps are computed in float64 with the module's weights, and compared with the attention weights and
     the output that the module computes without dropout. A norm, a rotation or a bias by position, a residual
@@ -190,12 +190,13 @@ def explain(
     Args:
         module: a `headwise.MultiHeadAttention`, a `torch.nn.MultiheadAttention`, a
             `headwise.nn.MultiheadAttention`, or any module that `headwise.check` understands; it is run here.
-        query: [B, T, E], or as the module takes it: [T, B, E] without batch_first, [T, E] for one sequence.
-        key, value: the same with S in place of T; key defaults to query, value to key.
-        mask: True = may attend, whatever convention the module has: a `headwise.Mask`, or a tensor
-            broadcastable to [B, H, T, S], the same for every head.
+        query: [B, T, E], or another shape that the module takes: [T, B, E] without batch_first, [T, E] for
+            one sequence.
+        key, value: as query, with S in place of T. key defaults to query, value to key.
+        mask: a `headwise.Mask`, or a tensor broadcastable to [B, H, T, S], the same for every head. True =
+            may attend, also if the module itself uses the opposite convention.
         causal: hide the keys after the query; if T != S the last query is aligned with the last key.
-        tokens: T words, or a pair of lists: T words for queries and S words for keys.
+        tokens: a list of T words, or a pair of lists: T words for queries and S words for keys.
         batch: the sequence to show first.
 
     Raises:

@@ -328,11 +328,11 @@ def adopt(model: nn.Module) -> Adopted:
     """Replace every `torch.nn.MultiheadAttention` in a model by ours, in place: the same results, faster.
 
     `torch.nn.TransformerEncoder` and its layers are replaced as well, as their fast path would not call our
-    attention. Subclasses of others are left alone, and so are modules that are already parametrised or
-    sharded: adopt first. In training nothing but the speed changes (and which numbers a seed drops: dropout
-    goes through memory in order, and our output is contiguous where torch's is transposed); in evaluation
-    results are those of training, where torch's native path has others. `torch.ao.quantization.prepare` looks
-    for torch's very class: `restore` the model before it.
+    attention. Subclasses of torch's class that other code defines are not replaced, nor are modules that are
+    already parametrised or sharded: call adopt first. In training, results are the same, except that the same
+    seed may drop other numbers (our output is contiguous, torch's is transposed, and dropout draws in memory
+    order). In evaluation, results equal those of training, even if torch's native fast path returns others.
+    `torch.ao.quantization.prepare` recognises only torch's own class: call `restore` before it.
 
     Returns:
         What was changed, what was left, and why.
