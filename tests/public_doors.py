@@ -36,8 +36,9 @@ class MultiHeadAttention(nn.Module):
 """
 FILES = {
     "good.py": GOOD,
-    "lacking.py": GOOD.replace("import torch\n", "import torch\nimport a_library_nobody_has\n", 1)
-    + "\n\nSIZE = a_library_nobody_has.rearrange(1) + 1\n",
+    "lacking.py": GOOD.replace("import torch\n", "import torch\nimport a_library_nobody_has\n", 1).replace(
+        "return self.inner(query,", "return self.inner(a_library_nobody_has.rearrange(query),"
+    ),
 }
 
 

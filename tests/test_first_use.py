@@ -143,11 +143,12 @@ def test_every_public_name_is_there_on_first_use() -> None:
 
 
 @pytest.mark.slow
-def test_with_torch_loaded_already_everything_is_imported_at_once(saved: Path) -> None:
+def test_with_torch_loaded_already_all_but_the_examiner_is_imported_at_once(saved: Path) -> None:
     fresh(
         """
         import torch, headwise, sys
-        assert all(name in vars(headwise) for name in headwise.__all__)
+        later = {name for name in headwise.__all__ if name not in vars(headwise)}
+        assert later == {"check", "check_file", "explain"}, later
         check_registered()
         assert headwise.listeners.capture.watch is headwise.watch
         assert torch.load(sys.argv[1] + "/map.pt", weights_only=True).shape == (2, 3, 7, 7)
