@@ -4,8 +4,8 @@
     cap(x) = softcap * tanh(x / softcap)
 
 and, with learned sinks, one more column of the softmax with score sink_h and no value: it takes a share of
-the mass and gives nothing back. Scale, softcap: Gemma 2 (2024) section 2; slopes: ALiBi, Press 2022;
-relative: T5, Raffel 2020; sinks: gpt-oss (2025), an idea of Xiao 2024 and of "attention is off by one".
+the weight and adds nothing to the output. Scale, softcap: Gemma 2 (2024) section 2; slopes: ALiBi, Press
+2022; relative: T5, Raffel 2020; sinks: gpt-oss (2025), an idea of Xiao 2024 and of "attention is off by one".
 
 Letters: B batch, H num_heads, T query_len, S key_len.
 """
@@ -42,7 +42,7 @@ HIDDEN = -1e30
 
 @dataclass(frozen=True, eq=False)
 class Alibi:
-    """A bias of -slope * |distance|, one slope a head; goes into `bias=` and is never made dense."""
+    """A bias of -slope * |distance| with one slope per head, for `bias=`; no [T, S] matrix is stored."""
 
     slopes: Tensor  # [H]
 
@@ -52,12 +52,12 @@ class Alibi:
 
 @dataclass(frozen=True, eq=False)
 class Relative:
-    """A learned bias by distance: one number per head and offset; goes into `bias=`, is never made dense.
+    """A learned bias by distance, one number per head and offset, for `bias=`; no [T, S] matrix is stored.
 
         s_ij + values[h, clamp(j - p_i, -r, r) + r],   r = (R - 1) / 2
 
-    Key j of the query at p_i is j - p_i places after it; farther than r all offsets count as r. Raffel 2020,
-    section 2.1 (T5), whose buckets of distances are numbers that repeat.
+    For the query at position p_i, the offset of key j is j - p_i; offsets beyond r count as r. Raffel 2020,
+    section 2.1 (T5); T5's buckets correspond to values that are equal for several offsets.
 
     Example:
         >>> values = torch.randn(8, 257, requires_grad=True)  # 8 heads, 128 places before and after
@@ -80,8 +80,8 @@ def alibi(num_heads: int, device: torch.device | str | None = None) -> Alibi:
 
     Args:
         num_heads: H
-        device: where they are kept. Default: in CPU memory, from where every call takes them to the device of
-            q; inside a CUDA graph nothing can be copied from there, so name the GPU then.
+        device: the device of the slopes. Default: the CPU, and every call copies them to the device of q. A
+            CUDA graph cannot copy from the CPU, so pass the GPU there.
 
     Example:
         >>> alibi(4).slopes
@@ -97,7 +97,7 @@ def alibi(num_heads: int, device: torch.device | str | None = None) -> Alibi:
 
 @dataclass(frozen=True, eq=False)
 class Scoring:
-    """How a raw product becomes a score. `bias` is 4-D, broadcastable to [B, H, T, S]."""
+    """How a product q . k becomes a score. `bias` is 4-D, broadcastable to [B, H, T, S]."""
 
     scale: float
     softcap: float | None = None
@@ -151,7 +151,7 @@ class Scoring:
         return cls(head_dim**-0.5 if scale is None else float(scale), softcap, bias, slopes, sinks, relative)
 
     def check(self, batch: int, num_heads: int, query_len: int, key_len: int) -> None:
-        """Raise `ShapeError` where a tensor does not fit [B, H, T, S]."""
+        """Raise `ShapeError` if a tensor does not fit [B, H, T, S]."""
         full = (batch, num_heads, query_len, key_len)
         if self.bias is not None and not all(map(fits, self.bias.shape, full)):
             raise ShapeError(
@@ -267,7 +267,7 @@ def _sum(a: Tensor, b: Tensor, name: str) -> Tensor:
 
 
 def hidden_is_endless(x: Tensor) -> Tensor:
-    """Return the same numbers, but -inf for float16's lowest, which is far from HIDDEN and means the same."""
+    """Return the same numbers, but -inf for float16's lowest, which also means "hidden"."""
     if x.dtype != torch.float16:
         return x
     return x.masked_fill(x <= torch.finfo(torch.float16).min / 2, -torch.inf)
@@ -276,8 +276,8 @@ def hidden_is_endless(x: Tensor) -> Tensor:
 def by_offset(values: Tensor, first: int, rows: int, columns: int) -> Tensor:
     """Return the [H, t, s] of values [H, R] for queries and keys that follow each other by one position.
 
-    All numbers along a diagonal are equal, so every row is a run of one line of t + s - 1 numbers: the last
-    query's is the first.
+    All numbers along a diagonal are equal, so every row is a slice of one vector of t + s - 1 numbers; the
+    last query's row is the first slice.
 
     Args:
         first: the offset j - p_i of the first key to the last query, the smallest there is.
@@ -292,8 +292,9 @@ def by_offset(values: Tensor, first: int, rows: int, columns: int) -> Tensor:
 def sums_by_offset(grad: Tensor, first: int, into: Tensor) -> None:
     """Compute the gradient of `by_offset`: add [H, t, s] to [H, R], each diagonal to its offset.
 
-    It uses sums and slices alone, so the result is bitwise the same every time, on any device. Rows laid out
-    one position apart make diagonals columns; a few rows at a time, since that takes t + s numbers each.
+    It uses only sums and slices, so the result is bitwise the same every time. Rows are shifted by one
+    position each, so that diagonals become columns; a few rows at a time, since a shifted row has t + s
+    numbers.
     """
     heads, rows, columns = grad.shape
     reach, step = into.shape[1] // 2, max(1, columns // 4)

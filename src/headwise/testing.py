@@ -1,6 +1,6 @@
-"""For tests: `assert_attention` fails with the name of the mistake.
+"""For tests: `assert_attention` fails and names the mistake.
 
-It needs no pytest, and suits it:
+It works with pytest, and without it:
 
     from headwise.testing import assert_attention
 
@@ -20,7 +20,7 @@ def assert_attention(
     d_model: int | None = None,
     num_heads: int | None = None,
 ) -> None:
-    """Pass if `obj` is multi-head attention, else fail with all that `headwise check` would say.
+    """Pass if `obj` is multi-head attention; otherwise fail with the report of `headwise check`.
 
     The code runs in this process, as tests do.
 

@@ -71,35 +71,37 @@ def survey(
         result.table()
         result[2, 3].dependence, result[2, 3].movers[0].document
 
-    Numbers lie in `out` as Parquet files, `measures-*.parquet` with a row per document, layer and head, and
-    `documents-*.parquet`; what they come to is in `summary-*.parquet`. Killed at any moment, the same call
-    goes on where it stopped. A document, file or folder that cannot be read is recorded with its error, and
-    `Survey.lost` counts and names them. What failed for want of memory, or of a disk, is tried again: at
-    once, at the end, and in every later call of the same.
+    Results are written to `out` as Parquet files: `measures-*.parquet` has a row per document, layer and
+    head, `documents-*.parquet` a row per document, and `summary-*.parquet` the results over all documents. If
+    the process is killed, the same call continues where it stopped. A document, file or folder that cannot be
+    read is recorded with its error; `Survey.lost` counts and names them. Documents that failed for lack of
+    memory or disk are tried again: at once, at the end, and when the same call is repeated.
 
-    A document is read by itself, from its beginning, as far as the model takes it. Under torchrun all
-    processes share the work, and the first of them sums up.
+    Documents are read one by one, each from its beginning up to the largest number of tokens that the model
+    reads. Under torchrun all processes share the work, and the first one computes the summary.
 
     Args:
-        model: as `headwise.models.load` takes it, or what that gave; or a model with its `tokenizer`.
+        model: a name or folder for `headwise.models.load`, or its result; or a model, with `tokenizer`.
         corpus: a file or a folder: texts (.txt, .text, .md; a file is a document), JSON by lines (.jsonl,
             .ndjson; a line is one), Parquet (a row is one).
-        out: a folder, made if need be; for many machines one that all of them see, as the corpus.
-        field: of JSON and Parquet, where the text is.
-        max_tokens: read at most so many of each document; None: 4,096, or what the model takes.
+        out: a folder; it is created if it does not exist. With several machines, all must see this folder and
+            the corpus.
+        field: the name of the field with the text, in JSON and Parquet.
+        max_tokens: the largest number of tokens of a document; None: 4,096, or the largest number that the
+            model reads.
         roles: also measure once what roles heads have (`headwise.roles`).
-        threads: of torch in each process. Results are the same only with the same number.
+        threads: the number of torch threads in each process. Results are bitwise the same only with the same
+            number.
         device: for a model by name: "cpu", "cuda" (each process its own), "cuda:1".
-        block: documents that are finished as one; None: a 64th of the corpus, 16 to 256.
+        block: the number of documents that are saved together; None: a 64th of the corpus, 16 to 256.
         engine: "here", this process or those of torchrun; "ray", a job of Ray Data.
-        workers: of Ray: how many processes; None: one per processor of the cluster.
-        progress: a bar or lines on stderr; or a function that is told how many documents are done, of how
-            many.
+        workers: the number of Ray processes; None: one per processor of the cluster.
+        progress: True shows a bar or prints lines on stderr; or a function that is called with the number of
+            documents done and the number of all documents.
 
     Raises:
-        ArgumentError: no such corpus, or nothing in it; an `out` that is another survey's, or has no room; a
-            corpus that changed; options that cannot be; no document that could be read; a device that is
-            lost.
+        ArgumentError: no such corpus, or an empty one; `out` belongs to another survey, or its disk is full;
+            the corpus changed; invalid options; no document could be read; the device failed.
         AttentionBypassed: a model whose attention cannot be heard.
         PackageMissing: pyarrow, ray or what a model needs is not installed.
 

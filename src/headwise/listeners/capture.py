@@ -45,48 +45,50 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
     modules, vision Transformers of timm and torchvision, and all code that calls torch's
     `scaled_dot_product_attention`. An attention layer of another kind raises `AttentionBypassed` with its
     name, and so does a Hugging Face layer with a custom attention function that computes something else (the
-    function is run once on small tensors to find out). A module that may compute attention and was not heard,
-    beside layers that were, gives the warning `errors.AttentionUnheard` and is listed in `heads.unheard`.
+    function is run once on small tensors to find out). If some layers were heard, and another module that may
+    compute attention was not, there is a warning, `errors.AttentionUnheard`, and the module is listed in
+    `heads.unheard`.
 
     Inside the block attention runs on headwise's engines, fused and without the T x S matrix (short calls on
     a GPU, and calls with dropout but neither soft cap nor sinks, run on torch's own function); results are
-    the same up to rounding. A compiled model runs uncompiled inside it, and everything else as it is: a
-    compiled function that calls the model lets it run by itself, or raises if it was compiled with
-    fullgraph=True. Forwards may run in several threads. What is copied or saved inside the block is the model
-    without all this. Every forward is measured as it happens, long calls one by one, the others together at
-    its end, or as soon as somebody looks at them: what stays are numbers per head, a picture, and for texts
-    of up to 2,048 keys the map itself (q and k). After the block, also after an exception, the model is
-    exactly as it was. Prefill and generation, any number of forwards, may follow each other; means are over
-    all queries of all of them, padding left out. What a checkpointed forward repeats in backward is not
-    counted twice; the backward must then be inside the block, too. A query that may attend to no key, as
-    padding may, has output 0 inside the block.
+    the same up to rounding. A compiled model runs uncompiled inside the block. A compiled function that calls
+    the model stays compiled, but runs the model outside its graph, and raises if it was compiled with
+    fullgraph=True. Forwards may run in several threads. A copy or a saved file of the model that is made
+    inside the block is that of the unwatched model. Every forward is measured: long calls at once, short
+    calls together at the end of the forward, or when they are first read. Stored are statistics per head, a
+    pooled map, and for texts of up to 2,048 keys the map itself (q and k). After the block, also after an
+    exception, the model is exactly as before. Any number of forwards may run in a block, for example prefill
+    and steps of generation; means are over all their queries without padding. With activation checkpointing,
+    the forward that backward repeats is not counted again; backward must then run inside the block. A query
+    that may attend to no key, for example at padding, has output 0 inside the block.
 
     Args:
-        model: watched with everything inside it.
+        model: the model; all modules inside it are watched.
         keep: keep maps: True, False, or "auto", those of at most 2,048 keys and more than one query.
-        statistics: which (`headwise.AttentionMap.statistics`); None: all row statistics; (): none. What each
-            key gets, "received", takes a walk of its own: name it, or ask a map that was kept.
-        pooled: cells a side of the pooled picture of every head; None: no pictures.
-        patterns: measure patterns (induction, duplicate tokens, special tokens, punctuation, how evenly and
-            how near a head looks, how much the first 128 and last 256 keys get) inside the forward. None:
-            later, where they are asked for, from maps kept.
+        statistics: names of statistics (see `headwise.AttentionMap.statistics`); None: all row statistics;
+            (): none. "received", the weight that each key gets, takes another pass: name it here, or read it
+            from a map that was kept.
+        pooled: the number of rows and of columns of every head's pooled map; None: no pooled maps.
+        patterns: measure patterns during the forward: induction, duplicate tokens, special tokens,
+            punctuation, spread, locality, and the weight on the first 128 and last 256 keys. None: later,
+            from maps that were kept, when they are first read.
         diversity: also compare heads with each other, on at most 256 queries: see `headwise.diversity`.
         written: also measure what heads write: for every key the norm of its value times the head's part of
-            the output projection (`Record.written_norms`), and how much of what is written comes from the
-            first key and from special tokens (`written_first`, `written_special`), to be held against the
-            weight that they get (`first`, `special`). Kobayashi 2020. Steps of generation are left out,
-            unless keep=True. Of heads that are ablated, it is what they would write.
-        tokenizer: tells special tokens and punctuation, and gives tokens their names in pictures.
+            the output projection (`Record.written_norms`), and the share of it that comes from the first key
+            and from special tokens (`written_first`, `written_special`), to compare with the weight on them
+            (`first`, `special`). Kobayashi 2020. Steps of generation are left out, unless keep=True. For
+            ablated heads it is what they would write without the ablation.
+        tokenizer: the model's tokenizer, for special tokens, punctuation, and the words in pictures.
         reach: the largest distance that counts as `local`.
-        fallback: for layers that compute their own weights: None raises, "eager" reads those (the model makes
-            them anyway: B x H x T x S numbers per layer) and warns of the layers whose weights cannot be
-            read, "skip" leaves all of these layers out. Those left out are in `heads.unheard`.
+        fallback: for layers that compute their own weights: None raises, "eager" reads these weights (the
+            model computes them anyway: B x H x T x S numbers per layer) and warns of layers whose weights
+            cannot be read, "skip" leaves all these layers out. Layers that are left out are in
+            `heads.unheard`.
 
     Raises:
-        ArgumentError: not a module; an unknown statistic, keep, pooled or fallback; from inside the block,
-            with written=True: a layer whose output projection is not known, gated heads, weights without
-            values.
-        AttentionBypassed: from inside the block: a layer that cannot be heard, or no layer was heard.
+        ArgumentError: not a module; an unknown statistic, keep, pooled or fallback; inside the block, with
+            written=True: a layer whose output projection is unknown, gated heads, or weights without values.
+        AttentionBypassed: inside the block: a layer that cannot be heard, or no layer was heard.
 
     Example:
         >>> import torch, headwise as hw

@@ -312,22 +312,21 @@ def role_effects(
 ) -> RoleEffects:
     """Return the effect of switching off the heads of each role on behaviours stated beforehand.
 
-    For comparison as many other heads of the same layers are switched off, drawn several times, since
-    switching off any head may lower the result. No effect is a result, too. Every prompt runs draws + 2
-    times.
+    Since switching off any head may lower the result, the same number of other heads of the same layers is
+    switched off for comparison, in several random draws. Every prompt runs draws + 2 times.
 
     Args:
-        model: a causal language model: of transformers, or a `headwise.models.Transformer` that decodes; in
-            eval mode.
+        model: a causal language model in eval mode: of transformers, or a `headwise.models.Transformer` of
+            kind "decoder".
         tokenizer: its own.
-        roles: what `headwise.roles(model, tokenizer)` found.
-        draws: how many; where a layer does not have as many choices, all there are.
-        seed: of the draws.
-        progress: whether to show a bar, where it takes long.
+        roles: the result of `headwise.roles(model, tokenizer)`.
+        draws: the number of random draws; if there are fewer choices of other heads, all choices.
+        seed: the seed of the draws.
+        progress: whether to show a bar if it takes long.
 
     Raises:
-        ArgumentError: a model that is not causal, says no next token, or is in training mode; fewer than one
-            draw.
+        ArgumentError: a model that is not causal, does not predict the next token, or is in training mode;
+            fewer than one draw.
         AttentionBypassed: a layer whose head outputs cannot be read.
 
     Wang 2022 (IOI), section 2, on means; Clark 2019 on roles.

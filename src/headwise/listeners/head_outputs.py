@@ -164,8 +164,8 @@ def patch(
 
     Args:
         heads: as in `headwise.ablate`.
-        outputs: [B, H, T, Dv] by layer from `collect`, or made by hand.
-        positions: at which query positions, a slice or numbers; None: at all.
+        outputs: tensors [B, H, T, Dv] by layer, from `collect` or your own.
+        positions: the query positions to replace, a slice or numbers; None: all.
         fallback: as in `headwise.ablate`.
 
     Raises:

@@ -483,25 +483,27 @@ def robustness(
 ) -> Robustness:
     """Return the loss against the number of heads removed (at zero), and with each single head removed.
 
-    Takes one forward a batch for each point of each curve, and one for each head if `single`. Removal goes
-    on where it was: the heads of a point are among those of the next. The model stays in the mode it is in.
+    This takes one forward per batch for each point of each curve, and one per head with `single`. Removal is
+    cumulative: the heads removed at a point are also removed at the next. The mode of the model is not
+    changed.
 
     Args:
-        batches: kept in memory and gone through again and again.
-        loss_fn: as in `headwise.importance`; that of several batches is their mean, weighted by their
-            sequences.
+        batches: an iterable of batches; they are kept in memory and used for every measurement.
+        loss_fn: as in `headwise.importance`. The loss of several batches is their mean, weighted by numbers
+            of sequences.
         method: the order of removal: "importance", the least important head first, and "random".
-        repeats: random orders.
-        points: how many after the one with all heads, evenly spaced up to no head at all; or the
-            numbers of removed heads themselves. None: 10, or as many as there are heads.
+        repeats: the number of random orders.
+        points: the number of points after the first, which has all heads; they are evenly spaced up to all
+            heads removed. Or a list of numbers of removed heads. None: 10, or the number of heads if that is
+            smaller.
         single: whether to remove each head alone, too.
-        scores: how important the heads are, where that is known; else `headwise.importance` by gradients.
-        seed: of the random orders.
+        scores: importance of the heads, if already measured. Default: `headwise.importance` by gradients.
+        seed: of the the number of random orders.
         progress, fallback: as in `headwise.importance`.
 
     Raises:
-        ArgumentError: an unknown method; fewer than one repeat or point; points that are no whole numbers;
-            more heads than there are; scores of other heads; and as `headwise.importance`.
+        ArgumentError: an unknown method; fewer than one repeat or point; points that are no whole numbers or
+            exceed the number of heads; scores of other heads; and as `headwise.importance`.
         AttentionBypassed: a layer whose head outputs cannot be read.
 
     Example:

@@ -402,25 +402,25 @@ def trainer_callback(every: int | Monitor = 100, **options: Unpack[MonitorOption
         trainer.train()
         callback.monitor.to_pandas()
 
-    A step is all that lies between two updates of the weights: every forward of gradient accumulation, and
-    backward, so that checkpointing works. Logs get the numbers over all heads ("heads/entropy/min",
-    "heads/dead", ...), once for each measured step; those of every head are in `callback.monitor`. Trainer
-    calls its `callbacks` after those that report to TensorBoard and the like, so the numbers reach only
-    `state.log_history` and the terminal. `callback.join(trainer)` puts it before them. What `on_alarm` raises
-    ends `train()`.
+    A step is everything between two updates of the weights: all forwards of gradient accumulation and their
+    backward passes, so activation checkpointing works, too. The numbers over all heads ("heads/entropy/min",
+    "heads/dead", ...) are added to the logs once for each measured step; those of every head are in
+    `callback.monitor`. Trainer calls `callbacks` after its own reporters, such as TensorBoard, so without
+    more the numbers reach only `state.log_history` and the terminal. `callback.join(trainer)` moves this
+    callback before the reporters. An exception in `on_alarm` ends `train()`.
 
-    Trainer does not report exceptions to its callbacks. After one that ended `train()` in a measured step,
-    the model stays attached until `callback.close()` or the next `train()`.
+    Trainer does not report exceptions to its callbacks. If an exception ends `train()` in a measured step,
+    the model stays watched until `callback.close()` or the next `train()`.
 
     Args:
-        every: how many steps from one that is measured to the next; or a `Monitor` of the trainer's model.
+        every: the number of steps from one measured step to the next; or a `Monitor` of the trainer's model.
         options: further arguments of `headwise.Monitor`.
 
     Returns:
-        The callback. Its `monitor` is there from the beginning of training.
+        The callback. It has the attribute `monitor` once training has begun.
 
     Raises:
-        ArgumentError: options beside a monitor; and as `headwise.Monitor`.
+        ArgumentError: options together with a monitor; and as `headwise.Monitor`.
         PackageMissing: transformers is not installed.
 
     Example:

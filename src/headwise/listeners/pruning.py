@@ -66,26 +66,25 @@ def _counted(count: int, noun: str) -> str:
 
 
 def prune(model: nn.Module, heads: Heads) -> Pruned:
-    """Take heads out of a model for good, in place: what is left computes what the model with those heads at
-    zero computes, with smaller projections.
+    """Remove heads from a model permanently, in place: outputs are those with the heads at zero.
 
-    Heads that stay are numbered anew from 0, so pruning again counts them as they are then. Make optimisers
-    afterwards: one made before holds the old weights and would train those. The weights that change are new
-    parameters, with the old ones' dtype, device and requires_grad, and no gradient. Biases of output
-    projections stay.
+    The projections become smaller. The remaining heads are numbered from 0 again; use the new numbers if you
+    prune again. Make optimisers afterwards: an optimiser made before would train the old weights. Projections
+    get new parameters with the same dtype, device and requires_grad, and without a gradient. Biases of output
+    projections do not change.
 
-    Where several query heads share a key/value head, either all of a group go, and the key/value head with
-    them, or the same number in each group that stays.
+    If query heads share key/value heads, prune whole groups, whose key/value heads are then removed, too; or
+    prune the same number of query heads in every group.
 
-    What was pruned is written down in a Hugging Face model's config, as `headwise_pruned_heads`: after
-    `model.save_pretrained(folder)`, `load_pruned(cls, folder)` brings the smaller model back. Any other
-    module is built and pruned again, then takes its `state_dict`.
+    The config of a Hugging Face model stores the pruned heads as `headwise_pruned_heads`: after
+    `model.save_pretrained(folder)`, `load_pruned(cls, folder)` loads the smaller model. To load any other
+    module, build it, prune it in the same way, and load its `state_dict`.
 
     Args:
         heads: (layer, head) pairs, as in `headwise.ablate`; or a mapping from layers to heads.
 
     Returns:
-        What was done. Nothing is changed unless all of it can be.
+        A report of what was pruned. If some of it cannot be pruned, the call raises and changes nothing.
 
     Raises:
         ArgumentError: an unknown layer or head; a single visit of a shared layer; all heads of a layer; part

@@ -77,28 +77,28 @@ def roles(
         print(roles)
         roles["pronoun > antecedent"].share
 
-    Each relation's head is chosen on one half of the sentences and judged on the other, which has other words
-    and other shapes, beside rules that need no model: the best fixed offset, the nearest word of that class,
-    the first and the last. A role is found where the head beats every rule by 0.15 and by more than chance.
-    The head's answer is the word that gets most of its weight, without special tokens, punctuation and the
-    word itself. A model whose weights show that it attends only backwards is tested only on words that came
-    before, and reads a start token first, or the word "Well" where it has none.
+    For each relation, the head is chosen on one half of the sentences and tested on the other half, which has
+    other words and sentence shapes. It is compared with rules that need no model: the best fixed offset, and
+    the nearest, the first and the last word of that class. A role is found if the head is better than every
+    rule by 0.15 and by more than chance. A head attends to the word with its largest weight; special tokens,
+    punctuation and the word itself are left out. A causal model (its weights show it) is tested only on
+    relations to earlier words, and reads a start token first, or the word "Well" if it has none.
 
     Args:
-        model: any that `headwise.watch` hears, reading one text. It is in eval mode meanwhile.
-        tokenizer: with offsets, as all fast ones of transformers.
-        sentences: how many, or sentences of your own (`headwise.heads.grammar.Sentence`).
-        seed: which sentences are drawn.
-        batch: how many run at once.
-        progress: a bar, where it takes over two seconds and rich is installed; or a function that is told
-            how many batches are done, of how many.
-        keep: look for a result that was kept, and keep this one; it is used only if a few sentences, run
-            anew, agree with it.
+        model: any model of one text that works with `headwise.watch`. It is in eval mode during the call.
+        tokenizer: a tokenizer that returns offsets, such as all fast tokenizers of transformers.
+        sentences: the number of sentences, or a list of your own (`headwise.heads.grammar.Sentence`).
+        seed: the seed of the drawn sentences.
+        batch: the number of sentences per forward.
+        progress: True shows a bar if it takes over two seconds and rich is installed; or a function that is
+            called with the number of batches done and the number of all batches.
+        keep: use a stored result if there is one, and store a new one. Before a stored result is used, a few
+            sentences are run again and must agree with it.
 
     Raises:
-        ArgumentError: too few sentences; a batch below 1; a tokenizer without offsets, one whose tokens
-            reach from word to word, or one that is not the model's; a model of two texts, or one that reads
-            less than a sentence.
+        ArgumentError: too few sentences; a batch below 1; a tokenizer without offsets, with tokens that span
+            several words, or of another model; a model of two texts, or with fewer positions than a sentence
+            has tokens.
         AttentionBypassed: layers that cannot be heard.
 
     Clark 2019, "What Does BERT Look At?"; Voita 2019.
@@ -557,10 +557,10 @@ def retrieval_scores(
     """Return which heads copy a needle out of a long text while a causal language model answers greedily.
 
     Args:
-        model: a Hugging Face causal language model with a cache: in training mode, gradient checkpointing
-            takes that away.
+        model: a Hugging Face causal language model that returns a cache (with gradient checkpointing in
+            training mode it returns none).
         input_ids: int [1, S]: text, needle and question.
-        needle: (start, stop), where the needle lies among them.
+        needle: (start, stop) of the needle in input_ids.
         new_tokens: how many to generate; by default as many as the needle has.
 
     Raises:

@@ -59,28 +59,29 @@ class Sampling(NamedTuple):
 
 
 def generate(self: Transformer, ids: Tensor, max_new_tokens: int, **options: Unpack[Options]) -> Tensor:
-    """Generate tokens after ids: only new tokens, int [B, N]; torch.cat([ids, new], 1) is the whole text.
+    """Generate tokens after ids and return only the new ones, int [B, N].
 
-    It runs without gradients and dropout, whatever mode the model is in, and restores the mode.
+    `torch.cat([ids, new], 1)` is the whole text. The model runs in eval mode without gradients; afterwards it
+    is in the same mode as before.
 
     Args:
-        ids: the prompt, int [B, T]; of an encoder-decoder the source.
-        max_new_tokens: how many at most.
-        temperature: logits are divided by it, and a token is drawn; 0: the likeliest token, always.
-        top_k: drawn from so many of the likeliest alone.
-        top_p: drawn from the fewest of the likeliest that have together at least this probability, after
-            temperature and top_k. Holtzman 2020.
-        stop: a token, or several, with which a sequence ends. It is the sequence's last, and repeated where
-            others go on. When all have ended, no more are made.
-        lengths: int [B], how many of each prompt are real, the first ones; the others are padding.
-        start: the token with which an encoder-decoder begins; it is not among the new ones.
-        generator: where random numbers come from; the same one, in the same state, gives the same tokens.
-        compile: the step of one token is compiled by torch, on a GPU with mode="reduce-overhead", over a
-            cache of fixed size. The first call of a batch and length takes seconds more, later ones do not.
+        ids: the prompt, int [B, T]; for an encoder-decoder the source.
+        max_new_tokens: the largest number of new tokens.
+        temperature: logits are divided by it before a token is drawn; 0: always the most probable token.
+        top_k: draw only from this number of most probable tokens.
+        top_p: draw only from the smallest set of most probable tokens whose probabilities sum to at least
+            top_p, after temperature and top_k. Holtzman 2020.
+        stop: a token, or several, that end a sequence. If other sequences of the batch are longer, the last
+            token of a finished one is repeated. Generation ends when all sequences have ended.
+        lengths: int [B]; the first lengths[b] tokens of prompt b are real, the others are padding.
+        start: the first token of the decoder in an encoder-decoder; it is not returned.
+        generator: the random number generator; with the same state it gives the same tokens.
+        compile: compile the step of one token with torch.compile, on a GPU with mode="reduce-overhead", over
+            a cache of fixed size. The first call with a batch size and length takes seconds longer.
 
     Raises:
-        ArgumentError: a temperature below 0, top_k or top_p without one, or not in their range; an
-            encoder, which generates nothing; an encoder-decoder without start.
+        ArgumentError: a temperature below 0; top_k or top_p out of range, or with temperature 0; an encoder;
+            an encoder-decoder without start.
         ShapeError: more tokens than the model has positions.
 
     Example:
@@ -109,7 +110,7 @@ def stream(
         for token in model.stream(ids, 100, stop=tokenizer.eos_token_id):
             print(tokenizer.decode(token), end="")
 
-    Until the last one was taken, or the loop was left, the model is in eval mode.
+    The model is in eval mode until the loop ends.
 
     Args:
         ids, max_new_tokens, options: as in `generate`.

@@ -49,24 +49,24 @@ def save(
     title: str | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write the model to a folder, from which `headwise.models.load(folder)` reads it: all of it or nothing.
+    """Write the model to a folder that `headwise.models.load(folder)` reads; no partial result is left.
 
         model.save("mine", tokenizer, dtype=torch.float16)
         model, tokenizer, title = headwise.models.load("mine")
 
     Args:
-        folder: made where it is not there; what was saved in it before is written over.
-        tokenizer: a `BytePairs`, a Tokenizer of the library tokenizers, or one of transformers that is built
-            on it; it goes into tokenizer.json.
-        title: what to call the model; by default the folder's name.
-        dtype: that weights are stored in, such as torch.float16 for half the size; the model that is read
-            back has the dtype of this one. Default that dtype.
+        folder: it is created if it does not exist; a model saved in it before is overwritten.
+        tokenizer: a `BytePairs`, a Tokenizer of the library tokenizers, or a fast one of transformers; it is
+            written to tokenizer.json.
+        title: the name of the model; by default the folder's name.
+        dtype: the dtype of the stored weights, by default the model's; torch.float16 halves the size of a
+            float32 model. A loaded model always has the dtype that this model has now.
 
     Raises:
-        ArgumentError: a folder of something else, or that cannot be written to; a tokenizer that cannot be
-            written or does not fit; a model that its config does not describe, as after `headwise.prune`;
-            weights that dtype does not hold.
-        PackageMissing: safetensors, or numpy, by which it writes, is not installed.
+        ArgumentError: a folder with other content, or one that cannot be written to; a tokenizer that cannot
+            be written or does not fit the model; a model that its config does not describe, for example after
+            `headwise.prune`; weights outside the range of dtype.
+        PackageMissing: safetensors or numpy is not installed.
     """
     with needed("safetensors", "saving a model needs safetensors"):
         import numpy  # noqa: F401 - safetensors saves by it, and does not bring it

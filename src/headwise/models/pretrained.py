@@ -68,7 +68,7 @@ def load(name_or_path: str | os.PathLike[str] | None = None, *, ours: bool = Fal
 def load(
     name_or_path: str | os.PathLike[str] | nn.Module | None = None, *, ours: bool | None = None
 ) -> Pretrained | Transformer:
-    """Return a trained model and its tokenizer: the built-in one, your own, or one of Hugging Face's.
+    """Return a trained model and its tokenizer: the built-in model, your own, or one of Hugging Face.
 
         model, tokenizer, title = load()                               # "mini", a headwise.models.Transformer
         model(tokenizer("to be or not to be", return_tensors="pt")["input_ids"])
@@ -76,24 +76,25 @@ def load(
         model, tokenizer, title = load("minilm")                       # as transformers has it
         model(**tokenizer("to be or not to be", return_tensors="pt"))
 
-    Of an encoder-decoder of transformers it is the encoder.
+    For an encoder-decoder of transformers the encoder is returned.
 
     Args:
         name_or_path: None or "mini": the model inside headwise, a decoder of 4 layers with 8 heads each; it
             needs neither a download nor transformers. "minilm": MiniLM-L6, a BERT of 6 layers with 12 heads
             each. A folder that `Transformer.save` wrote, or one with config.json, safetensors and a tokenizer
-            of transformers; "./mini" is a folder. Else a name on the Hugging Face hub, fetched unless it is
-            in the cache. A model of transformers: a `Transformer` with copies of its weights.
+            of transformers; "./mini" is a folder. Any other name is one on the Hugging Face hub; it is
+            downloaded unless it is in the cache. For a model object of transformers, a `Transformer` with
+            copies of its weights is returned.
         ours: whether a model of transformers becomes a `Transformer`: GPT-2, BERT (the encoder), Llama,
-            Mistral, Qwen2 or Qwen3. Files are then read with safetensors alone; without transformers there
-            is no tokenizer, and the one that is handed out says so when it is used. What `Transformer.save`
-            wrote always is one.
+            Mistral, Qwen2 or Qwen3. Files are then read with safetensors only. Without transformers there is
+            no tokenizer: the returned object raises an error when it is used. A folder of `Transformer.save`
+            always gives a `Transformer`.
 
     Raises:
-        ArgumentError: no such folder; no model in it; a name that the hub does not know or does not hand out;
-            a hub that cannot be reached; a file, a config or a weight that cannot be used.
-        PackageMissing: transformers, safetensors or the package with MiniLM-L6 is not installed; the built-in
-            model is not where headwise is.
+        ArgumentError: no such folder; no model in it; a name that the hub does not have or that needs access
+            rights; a hub that cannot be reached; a file, a config or a weight that cannot be used.
+        PackageMissing: transformers, safetensors or the package with MiniLM-L6 is not installed; the files of
+            the built-in model are missing from headwise's folder.
     """
     if isinstance(name_or_path, nn.Module):
         if ours is False:

@@ -99,48 +99,52 @@ def fit(
 
         fit(model, batches, steps=10_000, callbacks=[hw.Monitor(model)], checkpoint="training.pt")
 
-    Any module will do, where it is: batches are moved to its device. It is in training mode meanwhile, and
-    afterwards as it was, without gradients.
+    The model can be any module, on any device; batches are moved to its device. It is in training mode during
+    the call. Afterwards it is in its earlier mode, and its gradients are removed.
 
-    With `checkpoint`, the training is saved every `every` steps and at its end; called again, as in a script
-    that was killed and is run again, it goes on from there: on a CPU with the very losses it would have had.
-    For that batches must come again as they came. A list does; a DataLoader does, shuffled or not; a function
-    of the epoch should draw from torch, or from the epoch's number. Where they do not, it is refused: the
-    first batch of the epoch is compared. Python's own random numbers and NumPy's are not saved. Ctrl-C ends
-    the step, saves, and raises KeyboardInterrupt; a second one does not wait.
+    With `checkpoint`, the training is saved every `every` steps and at its end. If the same script runs
+    again, for example after it was killed, the training continues from the file; on a CPU the losses are then
+    exactly those of a run without a stop. For this, batches must come in the same order again. This is true
+    of a list and of a DataLoader, shuffled or not; a function of the epoch should draw its random numbers
+    from torch, or depend on the epoch's number only. The first batch of the epoch is compared, and a
+    different one is refused. Random states of Python and NumPy are not saved. Ctrl-C finishes the step,
+    saves, and raises KeyboardInterrupt; a second Ctrl-C stops at once.
 
     Args:
         model: any module.
-        batches: an iterable, gone through again each epoch, or a function of the epoch's number that gives
-            one; a single tensor or mapping counts as one batch.
-        loss_fn: loss_fn(model, batch) -> a number. Without it a `Transformer` predicts the next token, see
-            `token_loss`; other models are called with the batch as arguments, and their output has a `loss`.
-        steps: how many, over as many epochs as that takes; or
-        epochs: how many times through the batches. Without either, once.
-        optimizer: of the model's parameters. Default AdamW.
-        lr: of that default, by default 0.001; an optimizer has its own.
+        batches: an iterable that is read once per epoch, or a function that returns an iterable for an
+            epoch's number; a single tensor or mapping is one batch.
+        loss_fn: loss_fn(model, batch) returns a number. Without it, the loss of a `Transformer` is that of
+            the next token, see `token_loss`; other models are called with the batch as arguments and must
+            return an output with a `loss`.
+        steps: the number of steps, over as many epochs as necessary; or
+        epochs: the number of epochs. Default, without steps: 1.
+        optimizer: an optimizer of the model's parameters. Default AdamW.
+        lr: the learning rate of the default optimizer, by default 0.001. Set that of your own optimizer
+            there.
         warmup: steps over which lr rises from 0.
-        schedule: "constant", "linear" or "cosine" (to 0 at the end, which must be known), or a function of
-            the step, from 0, to a share of lr.
-        clip: the largest norm that all gradients together may have; None: as they are.
-        autocast: run the loss in torch.bfloat16 where torch can.
-        callbacks: functions of a `TrainingStep`, called after each step; one that returns True ends the
-            training. An object with a `step()` that is a block, as `headwise.Monitor`, has forward and
-            backward run inside it.
+        schedule: "constant", or "linear" or "cosine" (lr falls to 0 at the last step, whose number must be
+            known); or a function that returns a factor of lr for a step, counted from 0.
+        clip: the largest norm of all gradients together; None: gradients are not clipped.
+        autocast: torch.bfloat16 computes the loss under torch.autocast with this dtype.
+        callbacks: functions of a `TrainingStep`, called after each step; if one returns True, the training
+            ends. If a callback has a method `step()` that returns a context manager, such as
+            `headwise.Monitor`, forward and backward run inside it.
         checkpoint: a file.
-        every: how many steps from one checkpoint to the next.
-        resume: go on from the checkpoint, if there is one; False begins anew and writes over it.
-        seed: of torch's random numbers in this training; afterwards they are as they were before. None: those
-            of the process.
-        progress: where it takes over two seconds, a bar on a terminal, with rich; else a line a minute.
+        every: the number of steps between checkpoints.
+        resume: continue from the checkpoint, if the file exists; False starts again and overwrites it.
+        seed: the seed of torch's random numbers in this training; the state before is restored afterwards.
+            None: the current state is used.
+        progress: show a bar in a terminal (needs rich), otherwise print a line per minute; nothing in the
+            first two seconds.
 
     Returns:
         The loss of every step.
 
     Raises:
-        ArgumentError: no batches, or not in the order of the checkpoint; no loss, or not a finite one, with
-            its step: the weights are those before it; an optimizer of other parameters; a checkpoint of
-            another model, optimizer or setting.
+        ArgumentError: no batches, or batches in another order than before the checkpoint; no loss; a loss
+            that is not finite (the message names the step, and the weights are those before it); an optimizer
+            of other parameters; a checkpoint of another model, optimizer or setting.
 
     Example:
         >>> model, batch = nn.Linear(3, 1), torch.randn(7, 3)
@@ -527,16 +531,16 @@ def _hash(batch: object) -> str:
 def clip_grad_norm_(
     parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
 ) -> Tensor:
-    """Scale gradients down so that together they are no longer than max_norm, as torch's function does.
+    """Scale gradients so that their total norm is at most max_norm, as torch's function does.
 
     Args:
-        parameters: with gradients; plain tensors and DTensors of any mesh beside each other.
-        max_norm: the most.
-        norm_type: of the length; inf: the largest number.
-        error_if_nonfinite: raise where the length is no finite number.
+        parameters: parameters with gradients; plain tensors and DTensors of any mesh may be mixed.
+        max_norm: the largest total norm.
+        norm_type: p of the p-norm; inf: the largest absolute value.
+        error_if_nonfinite: raise if the total norm is not finite.
 
     Returns:
-        The length as it was, a plain tensor, the same on every rank.
+        The total norm before scaling, a plain tensor, the same on every rank.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.zeros(2))

@@ -47,10 +47,11 @@ OF_A_CALL = {  # what transformers' models are given
 
 
 class Transformer(nn.Module):
-    """A Transformer built of `headwise.MultiHeadAttention`; `TransformerConfig` says of what kind and size.
+    """A Transformer built from `headwise.MultiHeadAttention`, with the sizes of a `TransformerConfig`.
 
     Its parts have plain names: `embedding`, `encoder.layers[i].attention`, `decoder.layers[i].feed_forward`,
-    `output`. Attention is heard, ablated and pruned as in any model: `headwise.watch(model)`.
+    `output`. Functions such as `headwise.watch`, `headwise.ablate` and `headwise.prune` work with it as with
+        any model.
 
     Args:
         config: sizes and choices.
@@ -106,21 +107,22 @@ class Transformer(nn.Module):
         """Return logits [B, T, V]; for a model without an output, hidden states [B, T, E].
 
         Args:
-            ids: int [B, T]; of an encoder-decoder the source, [B, S], or None once its cache has read it.
-            target_ids: int [B, T], what an encoder-decoder's decoder reads.
-            mask: as in `headwise.MultiHeadAttention`. Of an encoder-decoder it may only hide source tokens,
-                as [B, 1, 1, S] or `Mask.padding`; they are hidden from both halves.
-            lengths, target_lengths: int [B], how many of the ids and target_ids are real, the first ones.
-            positions: int [T] or [B, T], of ids; of an encoder-decoder, of target_ids. By default 0, 1, 2,
-                .., after those in the cache.
-            token_types: int [B, T], where the model tells types apart; by default all 0.
-            cache: of the tokens before these, to which these are added; see `cache`.
-            last: only of each sequence's last token, [B, 1, V]: all that generation asks for.
+            ids: int [B, T]; for an encoder-decoder the source, [B, S], or None if the cache already holds the
+                source.
+            target_ids: int [B, T], the input of the decoder in an encoder-decoder.
+            mask: as in `headwise.MultiHeadAttention`. In an encoder-decoder it may only hide source tokens,
+                as [B, 1, 1, S] or `Mask.padding`; they are hidden from encoder and decoder.
+            lengths, target_lengths: int [B]; the first lengths[b] ids (target_ids) of sequence b are real.
+            positions: int [T] or [B, T], positions of ids, or of target_ids in an encoder-decoder. By default
+                0, 1, 2, .., continued from the cache.
+            token_types: int [B, T], for a model with token types; by default all 0.
+            cache: holds the earlier tokens; the new tokens are added to it. See the method `cache`.
+            last: return only the logits of each sequence's last token, [B, 1, V]; generation needs no others.
 
         Raises:
-            ShapeError: ids that are not [B, T]; more positions than there are.
-            ArgumentError: what this kind of model does not take; ids that are not whole numbers; the words of
-                transformers' models.
+            ShapeError: ids that are not [B, T]; more tokens than the model has positions.
+            ArgumentError: an argument that this kind of model does not take; ids that are not whole numbers;
+                keywords of transformers' models.
             MaskError: a mask of the wrong shape or meaning.
         """
         if wrong:
@@ -164,8 +166,8 @@ class Transformer(nn.Module):
         """Return hidden states [B, T, E] before the output.
 
         Args:
-            every: a list of num_layers + 1 instead: what goes into each layer, and what comes out of the last
-                norm. Of an encoder-decoder, the decoder's.
+            every: return a list of num_layers + 1 tensors instead: the input of each layer, and the output of
+                the last norm. In an encoder-decoder these are the decoder's.
             ids, target_ids, reading: as in a call.
         """
         states: list[Tensor] | None = [] if every else None
@@ -184,7 +186,7 @@ class Transformer(nn.Module):
         """Return the output of the encoder, [B, T, E]; arguments as in a call.
 
         Raises:
-            ArgumentError: a decoder has no encoder.
+            ArgumentError: the model is a decoder.
         """
         if self.encoder is None:
             raise ArgumentError("encode must be called on a model with an encoder: got a decoder; use hidden")
@@ -196,10 +198,10 @@ class Transformer(nn.Module):
         """Return an empty cache of keys and values: model(ids, cache=cache), then token by token.
 
         Args:
-            batch, max_length: where both are given, the room is taken at once; else it grows.
+            batch, max_length: if both are given, memory is allocated at once; otherwise the cache grows.
 
         Raises:
-            ArgumentError: an encoder keeps nothing.
+            ArgumentError: the model is an encoder, which needs no cache.
         """
         if self.decoder is None:
             raise ArgumentError(
@@ -355,10 +357,10 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw new weights: of embeddings and feed-forwards as GPT-2 draws them, of attention as torch does.
+        """Draw new weights: embeddings and feed-forward as in GPT-2, attention as in torch.
 
-        Where norms come first, what each branch adds to the stream is divided by the square root of how many
-        branches there are: else the stream grows with depth. Radford 2019, section 2.3.
+        With pre-norm, the weights of each branch's last layer are divided by the square root of the number of
+        branches; otherwise the residual stream would grow with depth. Radford 2019, section 2.3.
         """
         branches = 0
         for module in self.modules():

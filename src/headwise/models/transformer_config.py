@@ -46,42 +46,46 @@ class TransformerConfig:
     """The sizes and choices of a `Transformer`.
 
     Args:
-        vocab_size: V, how many tokens there are.
-        d_model: E, the width of the stream that layers add to.
+        vocab_size: V, the number of tokens in the vocabulary.
+        d_model: E, the width of the residual stream.
         num_heads: H, heads per layer.
-        num_layers: how many layers; of an encoder-decoder, in each half.
-        kind: "decoder" (GPT, Llama: causal, predicts the next token), "encoder" (BERT: every token sees all)
-            or "encoder-decoder" (the paper's, T5: a decoder that also attends to an encoder).
-        d_ff: the width inside the feed-forward. Default 4 E; of a gated one two thirds of that, in whole
-            eighths, since it has three matrices instead of two.
-        max_length: how many positions there are; needed by learned ones.
-        positions: "learned", "sinusoidal" (Vaswani 2017), or None: they are in the attention (`rope`,
-            `alibi`, `relative_bias`), or nowhere.
-        token_types: how many kinds of tokens an embedding of its own tells apart; 2 in BERT.
-        embedding_scale: embedded tokens are multiplied by this; sqrt(E) in the paper.
-        embedding_norm: whether what the layers are given is normalised, as in BERT.
-        activation: of the feed-forward: "relu", "gelu", "gelu_tanh" or "silu".
-        gated: whether it is down(act(gate(x)) * up(x)), as in Llama; else down(act(up(x))). Shazeer 2020.
+        num_layers: the number of layers; in an encoder-decoder, of each half.
+        kind: "decoder" (GPT, Llama: causal, predicts the next token), "encoder" (BERT: every token attends to
+            all) or "encoder-decoder" (Vaswani 2017, T5: a decoder that also attends to an encoder).
+        d_ff: the inner width of the feed-forward network. Default 4 E; for a gated one two thirds of 4 E,
+            rounded up to a multiple of 8, since it has three matrices instead of two.
+        max_length: the number of positions; required for learned positions.
+        positions: "learned", "sinusoidal" (Vaswani 2017), or None: attention adds positions (`rope`, `alibi`,
+            `relative_bias`), or there are none.
+        token_types: the number of token types, which have an embedding of their own; 2 in BERT.
+        embedding_scale: token embeddings are multiplied by this; sqrt(E) in Vaswani 2017.
+        embedding_norm: whether the input of the first layer is normalised, as in BERT.
+        activation: the nonlinear function of the feed-forward network: "relu", "gelu", "gelu_tanh" or "silu".
+        gated: whether the feed-forward network is down(act(gate(x)) * up(x)), as in Llama; otherwise
+            down(act(up(x))). Shazeer 2020.
         norm: "layer" (LayerNorm) or "rms" (RMSNorm).
-        norm_eps: under its root.
-        norm_first: before attention and feed-forward, x + f(norm(x)), as since GPT-2; else norm(x + f(x)),
-            as in the paper and BERT.
-        final_norm: once more after the last layer. Default as `norm_first`.
-        output: "tied" to the token embedding, of its "own", or None: the model ends with hidden states. An
-            encoder always does.
-        bias: whether linear layers add one.
-        qkv_bias, out_bias: of q, k and v, and of the output projection, if they differ. Default `bias`.
-        dropout: the share dropped of what is added to the stream, and of the embedding.
-        embedding_dropout, attention_dropout: where they differ. Default `dropout`.
+        norm_eps: eps of the norms.
+        norm_first: pre-norm, x + f(norm(x)), as in GPT-2 and most later models; otherwise post-norm, norm(x +
+            f(x)), as in Vaswani 2017 and BERT.
+        final_norm: whether there is a norm after the last layer. Default as `norm_first`.
+        output: the output layer: "tied" (its weights are the token embedding), "own" (separate weights), or
+            None: the model returns hidden states. For an encoder it is always None.
+        bias: whether linear layers have a bias.
+        qkv_bias, out_bias: whether the projections of q, k and v, and the output projection, have a bias.
+            Default `bias`.
+        dropout: the dropout rate of embeddings, and of what each branch adds to the residual stream.
+        embedding_dropout, attention_dropout: the dropout rates of embeddings and of attention weights.
+            Default `dropout`.
         num_kv_heads, head_dim, scale, softcap, sinks, rope, alibi, qk_norm, gate: as in
-            `headwise.MultiHeadAttention`; rope and alibi are not in cross-attention, which knows no distance.
-        relative_bias: as there; one for all layers of a half, as in T5.
-        windows: one entry per layer, which go round if they are fewer: (128, None) is a window of 128 in
+            `headwise.MultiHeadAttention`; rope and alibi are not used in cross-attention, where positions of
+            the two texts are unrelated.
+        relative_bias: as in `headwise.MultiHeadAttention`; all layers of a half share one, as in T5.
+        windows: the window of each layer; a shorter tuple is repeated, so (128, None) is a window of 128 in
             every other layer.
 
     Raises:
         ShapeError: sizes that do not divide, or are not whole numbers of at least 1.
-        ArgumentError: a word that is not one of those above; learned positions without max_length.
+        ArgumentError: an option with a value that is not listed above; learned positions without max_length.
 
     Example:
         >>> config = TransformerConfig(vocab_size=256, d_model=64, num_heads=4, num_layers=2, rope=Rope())

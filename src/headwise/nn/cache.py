@@ -80,11 +80,12 @@ class Owned:
 class KVCache(Owned):
     """The keys and values of the tokens so far, for `mha(x, cache=cache)`; made by `mha.cache()`.
 
-    It belongs to one module: another one, even of equal sizes, raises until the cache is empty (`reset`).
+    It belongs to the module that filled it: a call of any other module raises until the cache is empty
+        (`reset`).
 
     Args:
         max_length: the largest number of columns, allocated at once. Default: the cache grows.
-        ring: the last max_length tokens are kept and older ones forgotten, for modules with a window.
+        ring: whether only the last max_length tokens are kept, for modules with a window.
 
     Raises:
         ArgumentError: a ring without max_length.
@@ -126,7 +127,7 @@ class KVCache(Owned):
 
     @property
     def seen(self) -> int:
-        """The number of tokens added so far, those that a ring dropped included; of the longest sequence."""
+        """The number of tokens added to the longest sequence, including those that a ring dropped."""
         if self._count is None:
             assert self._at is not None
             self._count = int(self._at)
@@ -144,7 +145,7 @@ class KVCache(Owned):
 
     @property
     def starts(self) -> Tensor | None:
-        """The first real column of each sequence, int [B]; None: all begin at the first."""
+        """The first real column of each sequence, int [B]; None if all begin at column 0."""
         if self._device_starts is None:
             return None
         return (self._device_starts - (self.seen - self.length)).clamp(min=0)
@@ -156,7 +157,7 @@ class KVCache(Owned):
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated, room for later tokens included."""
+        """The number of allocated bytes, including those for later tokens."""
         return sum(x.numel() * x.element_size() for x in (self._k, self._v) if x is not None)
 
     def positions(self, count: int, device: torch.device | str | None = None) -> Tensor:
@@ -170,7 +171,7 @@ class KVCache(Owned):
         return next_ones if self._device_starts is None else next_ones - self._device_starts[:, None]
 
     def columns(self, count: int) -> int:
-        """Return S, how many columns a call with so many tokens attends to."""
+        """Return S, the number of columns that a call with this number of tokens attends to."""
         if self.ring and self.max_length is not None:
             return count + min(self.seen, self.max_length - 1)
         return count + self.seen
@@ -196,7 +197,7 @@ class KVCache(Owned):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> KVCache:
-        """Allocate max_length columns now, as compiled steps need it; return the cache itself."""
+        """Allocate max_length columns now, for compiled steps, and return the cache itself."""
         assert self.max_length is not None
         shape = (batch, num_kv_heads, self.max_length)
         self._k = _zeros((*shape, head_dim), dtype or torch.get_default_dtype(), device)
@@ -211,19 +212,19 @@ class KVCache(Owned):
         """Add the keys and values of new tokens.
 
         Args:
-            k: [B, Hk, T, D], at their positions already.
+            k: [B, Hk, T, D], already rotated if positions are rotary.
             v: [B, Hk, T, Dv]
-            lengths: how many of each sequence's T are real, the first ones.
-            module: whose keys and values they are.
+            lengths: the first lengths[b] of the T tokens of sequence b are real.
+            module: the module that computed the keys and values.
 
         Returns:
             All keys [B, Hk, S, D] and values [B, Hk, S, Dv] that the T new tokens attend to, in order, and
-            what is padding among them.
+            which of them are padding.
 
         Raises:
-            ShapeError: sizes that do not fit what is there; more than max_length columns.
-            ArgumentError: another dtype or device; gradients in a cache of fixed size; another module than
-                the one whose tokens are there.
+            ShapeError: sizes that do not fit those in the cache; more than max_length columns.
+            ArgumentError: another dtype or device; gradients in a cache of fixed size; a cache that another
+                module filled.
         """
         joins = self.check(k, v, module)
         T, count = k.shape[2], self.seen
@@ -253,7 +254,7 @@ class KVCache(Owned):
     def next_column(
         self, batch: int, num_kv_heads: int, head_dim: int, value_dim: int, x: Tensor
     ) -> int | None:
-        """Return the column of the next token if it can simply be written (no view shows it), or None."""
+        """Return the next token's column if it can be written in place (no view shows it), or None."""
         count, k, v = self._count, self._k, self._v
         if k is None or v is None or count is None or self.ring or self._first is not None:
             return None
@@ -390,8 +391,8 @@ class KVCache(Owned):
         """Return True if gradients flow to the stored tensors, which are then concatenated, not written into.
 
         Raises:
-            ShapeError, ArgumentError: keys and values that cannot stand beside what is there; gradients in a
-                cache of fixed size; another module's.
+            ShapeError, ArgumentError: keys and values that do not fit those in the cache; gradients in a
+                cache of fixed size; a cache that another module filled.
         """
         self._check_fit(k, v)
         if module is not None:
@@ -443,10 +444,10 @@ class KVCache(Owned):
     # Changing tokens
 
     def reorder(self, index: Tensor | Sequence[int]) -> None:
-        """Replace sequence i by sequence index[i]; the new batch is as large as index, as for beams.
+        """Replace sequence i by sequence index[i], for beam search; the new batch size is len(index).
 
         Raises:
-            ArgumentError: not whole numbers [B'], or a sequence that is not there.
+            ArgumentError: not a 1-D tensor of whole numbers; a sequence that does not exist.
         """
         if self._k is None or self._v is None:
             return
@@ -469,7 +470,8 @@ class KVCache(Owned):
         """Remove all columns from `length` on: the last `cache.length - length` tokens of each sequence.
 
         Raises:
-            ShapeError: more than there are, or below 0; a ring that has forgotten what came before them.
+            ShapeError: a length above the current one or below 0; a ring that has dropped tokens before this
+                length.
         """
         length, now = whole_number(length, "length"), self.length
         if not 0 <= length <= now:
@@ -523,7 +525,7 @@ def order_of(index: Tensor | Sequence[int], like: Tensor) -> Tensor:
     """Return the indices of sequences, int64 [B'], on the device of `like`.
 
     Raises:
-        ArgumentError: not whole numbers [B'], or a sequence that is not there.
+        ArgumentError: not a 1-D tensor of whole numbers; a sequence that does not exist.
     """
     chosen = torch.as_tensor(index, device=like.device)
     if chosen.ndim != 1 or chosen.dtype == torch.bool or chosen.is_floating_point() or not len(chosen):

@@ -344,8 +344,8 @@ def _bias_by_distance(module: MultiHeadAttention, q: Tensor, ahead: Tensor) -> T
 class Memory(Owned):
     """The keys and values of cross-attention, projected once: `mha(query, cache=mha.remember(key))`.
 
-    A call returns what `mha(query, key, value, mask)` returns; nothing is added to a memory. Only the module
-    that made it accepts it, whatever the sizes.
+    A call with a memory returns what `mha(query, key, value, mask)` returns, and does not change the memory.
+    Only the module that made a memory accepts it.
     """
 
     def __init__(self, k: Tensor, v: Tensor, mask: Mask | None = None) -> None:
@@ -367,10 +367,10 @@ class Memory(Owned):
         return sum(x.numel() * x.element_size() for x in (self._k, self._v))
 
     def reorder(self, index: Tensor | Sequence[int]) -> None:
-        """Replace sequence i by sequence index[i]; the new batch is as large as index, as for beams.
+        """Replace sequence i by sequence index[i], for beam search; the new batch size is len(index).
 
         Raises:
-            ArgumentError: not whole numbers [B'], or a sequence that is not there.
+            ArgumentError: not a 1-D tensor of whole numbers; a sequence that does not exist.
         """
         chosen = order_of(index, self._k)
         self._k, self._v = self._k.index_select(0, chosen), self._v.index_select(0, chosen)
@@ -381,7 +381,7 @@ class Memory(Owned):
         """Return keys, values and their mask for queries [B, H, T, D] of the module.
 
         Raises:
-            ShapeError: another batch, or another layer's heads.
+            ShapeError: another batch size; other numbers of heads or channels.
             ArgumentError: another module.
         """
         (B, H, _, D), k = q.shape, self._k

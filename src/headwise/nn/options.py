@@ -69,8 +69,9 @@ class QKNorm(Settings):
 
     Args:
         kind: "rms" or "layer".
-        eps: under the root.
-        whole: over all heads together, H * D channels, as in OLMo 2; else head by head, with one g for all.
+        eps: added under the root.
+        whole: normalise all heads together, H * D channels, as in OLMo 2; otherwise each head separately,
+            with one g for all heads.
 
     Raises:
         ArgumentError: another kind; eps below 0.
@@ -91,14 +92,14 @@ class QKNorm(Settings):
     def make(
         self, heads: int, head_dim: int, device: torch.device | str | None, dtype: torch.dtype | None
     ) -> nn.Module:
-        """Make the norm of queries or keys of so many heads."""
+        """Return the norm module for queries or keys with this number of heads."""
         width = heads * head_dim if self.whole else head_dim
         return NORMS[self.kind](width, eps=self.eps, device=device, dtype=dtype)
 
 
 @dataclass(frozen=True, repr=False)
 class Buckets(Settings):
-    """T5's buckets of distances: one distance each up to a quarter or half of the buckets, then logarithmic.
+    """T5's buckets of distances: small distances have a bucket each, larger ones share buckets.
 
         n of the buckets are for one direction, e = n / 2 of them for one distance each:
         bucket(d) = d                                                                  d < e
@@ -106,13 +107,13 @@ class Buckets(Settings):
 
     Args:
         count: buckets in all.
-        max_distance: from here on everything is the last bucket.
-        both_ways: half of the buckets for keys after the query, as in T5's encoder; else those all share the
-            first one, as in its decoder.
+        max_distance: all distances of at least this are in the last bucket.
+        both_ways: whether half of the buckets are for keys after the query, as in T5's encoder. Otherwise all
+            these keys are in the first bucket, as in T5's decoder.
 
     Raises:
-        ArgumentError: too few buckets, or an odd number for both ways; a max_distance among the distances
-            that have a bucket each.
+        ArgumentError: too few buckets; an odd number with both_ways; a max_distance that is not above the
+            distances with a bucket of their own.
 
     Raffel 2020, section 2.1; T5, mT5, FLAN-T5, UL2.
     """
@@ -172,7 +173,7 @@ class RelativeBias(nn.Module):
 
     Args:
         num_heads: H.
-        buckets: which distances count as one; T5's if left out.
+        buckets: which distances share a number; by default those of T5.
 
     Raffel 2020, section 2.1 (T5).
     """

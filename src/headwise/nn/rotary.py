@@ -117,17 +117,17 @@ class Rope(Settings):
     """Rotary position embedding: queries and keys are rotated by angles that grow with their positions.
 
     Args:
-        base: of the angles; 10,000 in the paper, 500,000 in Llama 3.
-        dims: how many channels of each head are rotated, from its first on; the others stay as they are.
-            Default all of them. A quarter in GPT-NeoX.
+        base: the base of the frequencies; 10,000 in the paper, 500,000 in Llama 3.
+        dims: the number of channels of each head that are rotated, counted from the first; the others do not
+            change. Default: all. In GPT-NeoX a quarter.
         interleaved: True: a pair is channels 2i and 2i + 1, as in the paper and GPT-J; False: channels i and
             i + dims / 2, as in GPT-NeoX and Llama.
         scaling: `Linear`, `Ntk`, `Llama3` or `Yarn`. Dynamic NTK is not among them: its angles change with
             the length, so keys in a cache would have to be rotated again.
 
     Raises:
-        ArgumentError: base not above 1; a scaling that is none.
-        ShapeError: an odd number of channels to turn, or more than a head has.
+        ArgumentError: base not above 1; an unknown scaling.
+        ShapeError: an odd number of channels to rotate, or more than a head has.
 
     Example:
         >>> import headwise as hw
@@ -153,10 +153,10 @@ class Rope(Settings):
             )
 
     def turned(self, head_dim: int) -> int:
-        """Return how many channels of a head are turned.
+        """Return how many channels of a head are rotated.
 
         Raises:
-            ShapeError: not an even number of those there are.
+            ShapeError: an odd number, or more than head_dim.
         """
         head_dim = int(head_dim)  # torch.jit.trace has sizes as tensors
         dims = head_dim if self.dims is None else self.dims
@@ -180,10 +180,10 @@ class Rope(Settings):
         return self.turn(x, self.factors(x, positions))
 
     def factors(self, x: Tensor, positions: Tensor | int) -> tuple[Tensor, Tensor]:
-        """Return (cosines, sines) for every channel of x [B, H, T, D], for `turn` of x or tensors like it.
+        """Return (cosines, sines) for every channel of x [B, H, T, D], for `turn`.
 
-        [T, D], or [B, 1, T, D] where each sequence has positions of its own. The sines have their signs;
-        channels that stay have cosine 1 and sine 0.
+        [T, D], or [B, 1, T, D] if sequences have different positions. The sines include the minus sign of the
+        rotation; channels that are not rotated have cosine 1 and sine 0.
         """
         if isinstance(positions, Tensor):
             cos, sin = self._compute_table(positions, x.shape[-1], x.device, x.dtype)
@@ -266,10 +266,10 @@ class Linear(Scaling):
 
 @dataclass(frozen=True, repr=False)
 class Ntk(Scaling):
-    """A larger base, base · factor^(dims / (dims - 2)): slow pairs are stretched, fast ones hardly.
+    """A larger base, base · factor^(dims / (dims - 2)): mainly low frequencies become lower.
 
-    The fixed kind of "NTK-aware" scaling (bloc97 2023; Code Llama's larger base is one). The dynamic kind is
-    left out, see `Rope`.
+    This is the fixed variant of "NTK-aware" scaling (bloc97 2023; Code Llama uses a larger base, too). The
+    dynamic variant is not supported, see `Rope`.
     """
 
     factor: float
@@ -282,8 +282,10 @@ class Ntk(Scaling):
 
 @dataclass(frozen=True, repr=False)
 class Llama3(Scaling):
-    """Llama 3.1's: pairs that turn less than `low` times over the original length are divided by `factor`,
-    those that turn more than `high` times stay, and those between are mixed evenly. Llama Team 2024.
+    """Scaling of Llama 3.1: low frequencies are divided, high ones stay.
+
+    Frequencies with fewer than `low` turns over the original length are divided by `factor`, those with more
+    than `high` turns do not change, and those between are interpolated linearly. Llama Team 2024.
     """
 
     factor: float = 8.0
@@ -306,15 +308,16 @@ class Llama3(Scaling):
 
 @dataclass(frozen=True, repr=False)
 class Yarn(Scaling):
-    """YaRN: fast pairs stay, slow ones are divided by `factor`, those between by a ramp; scores are larger.
+    """YaRN: high frequencies stay, low ones are divided by `factor`, with a ramp between; scores are larger.
 
     Args:
-        factor: how many times farther than `original_length` it shall reach.
-        original_length: what the model was trained on.
-        beta_fast, beta_slow: turns over the original length, from which on pairs are fast, below which slow.
-        truncate: whether the ramp begins and ends at whole pairs; not so in gpt-oss.
-        attention_factor: what turned queries and keys are multiplied by. Default 0.1 ln(factor) + 1, or with
-            both mscales (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1), as in DeepSeek-V2.
+        factor: the new length divided by `original_length`.
+        original_length: the sequence length of the training.
+        beta_fast, beta_slow: a frequency is high with at least beta_fast turns over the original length, and
+            low with fewer than beta_slow.
+        truncate: whether the ends of the ramp are rounded to whole pairs of channels; False in gpt-oss.
+        attention_factor: the factor of rotated queries and keys. Default 0.1 ln(factor) + 1, or with both
+            mscales (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1), as in DeepSeek-V2.
 
     Peng 2023; Qwen2.5 and Qwen3 beyond 32k, DeepSeek-V2 and V3, gpt-oss.
     """
@@ -346,7 +349,7 @@ class Yarn(Scaling):
 
     @property
     def magnitude(self) -> float:
-        """The factor of the turned channels."""
+        """The factor of the rotated channels."""
         if self.attention_factor is not None:
             return self.attention_factor
         if self.mscale is None or self.mscale_all_dim is None:

@@ -1,8 +1,9 @@
 """Models over several devices, on `torch.distributed`.
 
-`shard_heads` lays a model's heads over ranks; `clip_grad_norm_` takes the gradients that such a model has.
-`shard_sequence` lays a text over ranks; `split` and `join` take tokens there and back, `attention` is one
-call of it, `sum_gradients` adds up what ranks learned. Nothing here is loaded before it is asked for.
+`shard_heads` distributes the heads of a model over ranks; `clip_grad_norm_` clips gradients of such a model.
+`shard_sequence` distributes the tokens of a sequence over ranks: `split` returns a rank's tokens, `join`
+gathers them, `attention` is a single call, and `sum_gradients` adds up the gradients of all ranks. Each name
+is imported when it is first used.
 """
 
 from ..lazy_names import lazy_attributes

@@ -67,34 +67,36 @@ def shard_heads(
         mesh = torch.distributed.init_device_mesh("cuda", (4,))
         hw.parallel.shard_heads(model, mesh)
 
-    Sharded are `headwise.MultiHeadAttention` by heads, the feed-forwards of `headwise.models` by channels,
-    and torch's `MultiheadAttention`, adopted or not, which is taken apart into projections that can be.
-    Everything else stays whole, and gets the numbers of the first rank. Each rank gives the model the same
-    input and gets the same output; gradients and an optimiser's steps are those of one process. `hw.watch`,
-    `hw.ablate` and the like hear all heads on every rank, under their numbers in the whole model.
+    `headwise.MultiHeadAttention` is sharded by heads, the feed-forward networks of `headwise.models` by
+    channels. torch's `MultiheadAttention`, adopted or not, is first split into separate projections and then
+    sharded by heads. Everything else is replicated from the first rank. Each rank calls the model with the
+    same input and gets the same output; gradients and an optimiser's steps are those of one process.
+    `hw.watch`, `hw.ablate` and similar functions work with all heads on every rank, under their numbers in
+    the whole model.
 
     Parameters become DTensors: `torch.distributed.checkpoint` writes and reads them on any number of ranks,
-    and `fully_shard` goes on top, on another axis of the mesh. Shard first, then make the optimiser: one of
-    before holds the parameters that were replaced, and its step is refused.
+    and `fully_shard` goes on top, on another axis of the mesh. Shard first, then make the optimiser: an
+    optimiser that was made before holds the replaced parameters, and its step raises.
 
-    Key and value heads: n divides them, or they divide n, and ranks that need the same one hold it each.
+    The number of key/value heads must be a multiple of n or divide n; in the second case several ranks hold a
+        copy of the same key/value head.
 
     Args:
-        model: with attention in it, or attention itself. On the meta device nothing is computed.
-        mesh: of one axis; of several, `axis` is taken.
-        axis: the name of the axis that heads lie over.
-        output_layout: of a single `MultiHeadAttention` or `FeedForward`, whose output is a DTensor then:
-            `Replicate()`, or `Shard(1)` where the sequence is sharded between layers. DTensors are taken as
-            inputs either way.
+        model: a model with attention, or an attention layer. On the meta device nothing is computed.
+        mesh: a mesh with one axis; of a mesh with several, `axis` is used.
+        axis: the name of the axis over which heads are sharded.
+        output_layout: only for a single `MultiHeadAttention` or `FeedForward`: its output is then a DTensor
+            with this layout, `Replicate()`, or `Shard(1)` if the sequence is sharded between layers. Inputs
+            may be DTensors in any case.
 
     Returns:
         The model.
 
     Raises:
-        ShapeError: heads that do not divide by ranks.
-        ArgumentError: no attention to shard; one that is sharded already, parametrised, or has replaced
-            parts; parameters shared with others; a mesh of several axes without that name; dropout on ranks
-            that draw different random numbers.
+        ShapeError: the number of heads is not a multiple of the number of ranks.
+        ArgumentError: no attention to shard; attention that is sharded already, parametrised, or has replaced
+            parts; parameters shared with other modules; a mesh with several axes, none of this name; dropout
+            if the random states of ranks differ.
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be a torch.nn.Module: got {text_of(model)}; pass the model itself")

@@ -136,14 +136,15 @@ def split(
 ) -> Tensor:
     """Return this rank's tokens of a sequence that every rank has; nothing is communicated.
 
-    The tensor is marked with its order, which a sharded model and `attention` compare with their own.
-    Operations on it return tensors without the mark: move and convert first, then split.
+    The returned tensor remembers its order; a sharded model and `attention` compare it with theirs.
+    Operations return tensors without this attribute, so move and convert the tensor before you split it.
 
     Args:
-        tensor: with the whole sequence along `dim`.
-        mesh: a `DeviceMesh`, a group, or None for all ranks; axis: of a mesh of several dimensions, which.
-        dim: where the tokens are: 1 of [B, T] and [B, T, E], 2 of [B, H, T, D].
-        order: "zigzag", which shares the work of a causal mask evenly, or "in order".
+        tensor: a tensor with the whole sequence along `dim`.
+        mesh: a `DeviceMesh`, a process group, or None for all ranks; axis: the dimension of a mesh that has
+            several.
+        dim: the dimension of the tokens: 1 for [B, T] and [B, T, E], 2 for [B, H, T, D].
+        order: "zigzag", which distributes the work of a causal mask evenly, or "in order".
 
     Raises:
         ArgumentError: an unknown order or mesh.
@@ -221,9 +222,9 @@ def join(
 ) -> Tensor:
     """Return the whole sequence on every rank from the tokens of all ranks: the inverse of `split`.
 
-    No gradient flows: a loss is worked out on each rank's own tokens.
+    No gradient flows through it: compute a loss on each rank's own tokens.
 
-    Args: as `split`; tensor: of this rank's tokens.
+    Args: as `split`; tensor: this rank's tokens.
 
     Raises:
         ArgumentError: an unknown order or mesh.

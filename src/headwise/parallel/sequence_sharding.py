@@ -46,27 +46,29 @@ def shard_sequence(
 ) -> Model:
     """Change a model in place so that each rank runs it on its own tokens of a sequence.
 
-    Every `headwise.MultiHeadAttention` in it attends to the tokens of all ranks, which must all run the same
-    model with the same weights on the same batch. Masks, biases, `lengths` and `documents` are given for the
-    whole sequence, as in one process; inputs and `positions` for this rank's tokens (`split`). Maps, `watch`
-    and statistics are of the whole, and the same on every rank. Gradients of the weights are of the rank's
-    own tokens until they are added up (`sum_gradients`), for a loss that is the sum of all ranks'.
+    Every `headwise.MultiHeadAttention` in it then attends to the tokens of all ranks. All ranks must run the
+    same model with the same weights on the same batch. Pass masks, biases, `lengths` and `documents` for the
+    whole sequence, as in one process; pass inputs and `positions` for this rank's tokens (`split`). Maps,
+    `watch` and statistics cover the whole sequence and are the same on every rank. The loss is the sum over
+    ranks. After backward, a rank has the gradients from its own tokens; `sum_gradients` adds them up.
 
-    A call of `model` refuses tokens that `split` put in another order, and tokens that are the same on every
-    rank, which were not split. Tokens made in another way than by `split` are taken as they are, in `order`.
+    A call of `model` raises if `split` was used with another order, or if the tokens are the same on every
+    rank, since they were not split then. Other tokens that do not come from `split` are taken to be in
+    `order`.
 
     Args:
         model: a `headwise.MultiHeadAttention`, a `headwise.models.Transformer`, or anything made of them.
-        mesh: a `DeviceMesh`, a group, or None for all ranks; axis: of a mesh of several dimensions, which.
-        order: "zigzag", which shares the work of a causal mask evenly, or "in order"; None of the two
-            changes a result.
-        length: of the whole sequence, where it is always the same. Without it ranks tell each other in every
-            call: a small message each, and on a GPU a wait.
+        mesh: a `DeviceMesh`, a process group, or None for all ranks; axis: the dimension of a mesh that has
+            several.
+        order: "zigzag", which distributes the work of a causal mask evenly, or "in order". Results are the
+            same.
+        length: the length of the whole sequence, if it is always the same. Without it, ranks exchange it in
+            every call: a small message, and on a GPU a synchronization.
 
     Raises:
-        ArgumentError: no attention of headwise's in the model; an unknown order or mesh. From calls: tokens
-            that were not split, or in another order; what cannot be done over ranks: dropout on weights, a
-            cache, one token after another.
+        ArgumentError: no headwise attention in the model; an unknown order or mesh. From calls: tokens that
+            were not split, or in another order; dropout on weights, a cache or generation, which are not
+            supported over ranks.
 
     Example:
         model = hw.parallel.shard_sequence(model, mesh)
@@ -127,12 +129,12 @@ class TokenCheck:
 def sum_gradients(model: nn.Module, mesh: Mesh = None, axis: str | None = None) -> None:
     """Add up the gradients of a model's weights over ranks, in place, after backward and before a step.
 
-    One message for all of a dtype. Weights that lie over other ranks (as DTensors) are added up part by part.
-    Not for those that somebody else adds up: FSDP and DDP take the mean over their ranks, so there multiply
-    the loss by how many ranks share a sequence.
+    All gradients of one dtype are sent in one message. If weights are DTensors over other ranks, each rank
+    adds up its part. Do not use it for weights under FSDP or DDP: these take the mean over ranks, so multiply
+    the loss by the number of ranks that share a sequence instead.
 
     Raises:
-        ArgumentError: weights that lie over the very ranks that share the sequence, as FSDP lays them.
+        ArgumentError: weights that are sharded over the same ranks that share the sequence, as by FSDP.
     """
     ring = Ring.of(mesh, axis)
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}

@@ -56,8 +56,8 @@ SHORT = 2048  # keys up to which a stored map is gathered, as `watch` stores map
 class ShardedMap(AttentionMap):
     """The weights of attention, [B, H, T, S], of a sequence over a group of ranks.
 
-    Call every method that computes something on all ranks. No gradient flows through it; methods that have
-    one in one process raise if it is required.
+    Call every method that computes something on all ranks. No gradient flows through it: methods that are
+    differentiable in one process raise if a gradient is required.
     """
 
     _shard: Shard
@@ -98,7 +98,7 @@ class ShardedMap(AttentionMap):
 
     @property
     def requires_grad(self) -> bool:
-        """True if gradients would flow through it in one process."""
+        """True if a map of the same call in one process would require a gradient."""
         tensors = (self._shard.q, self._shard.k, *self._shard.scoring.tensors.values())
         return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
@@ -115,7 +115,7 @@ class ShardedMap(AttentionMap):
         return self._shard.ring.size
 
     def to_keep(self) -> AttentionMap:
-        """Return an ordinary map of a short text, else this one, which must be used on all ranks."""
+        """Return an ordinary map if the text is short, otherwise this one, to be used on all ranks."""
         return self.whole() if self.shape[3] <= SHORT else self
 
     @property
@@ -210,11 +210,11 @@ class ShardedMap(AttentionMap):
         """Return an `AttentionMap` of the whole sequence on every rank.
 
         Args:
-            limit: a memory budget for them, e.g. "2 GiB"; see `headwise.budget`.
+            limit: a memory budget for q and k of the whole sequence, e.g. "2 GiB"; see `headwise.budget`.
 
         Raises:
-            ArgumentError: a gradient would flow in one process: it does not from here.
-            BudgetExceeded: they would not fit; another rank raised.
+            ArgumentError: a gradient is required, which a sharded map does not have.
+            BudgetExceeded: q and k would not fit; another rank raised this error.
         """
         return self._gathered(limit, None, "whole")
 
@@ -329,20 +329,22 @@ def attention(
     length: int | tuple[int, int] | None = None,
     **wrong: object,
 ) -> tuple[Tensor, ShardedMap]:
-    """Compute `headwise.attention` with tokens over several ranks, each with its own q, k and v.
+    """Compute `headwise.attention` of a sequence over several ranks, each with q, k and v of its tokens.
 
-    Masks and biases are those of the whole sequence, the same on every rank, as one process would be given
-    them. A learned bias, slopes and sinks get the gradient of this rank's queries: add it up over ranks
-    (`sum_gradients`), as that of any parameter.
+    Pass masks and biases of the whole sequence, the same on every rank. The gradients of a learned bias, of
+    slopes and of sinks are those of this rank's queries: add them up over ranks (`sum_gradients`), like those
+    of other parameters.
 
     Args:
         q: [B, H, t, D], this rank's queries, as `split` gives them.
         k: [B, Hk, s, D], this rank's keys; v: [B, Hk, s, Dv], their values.
         mask, causal, window, scale, softcap, bias, sinks: as in `headwise.attention`.
-        mesh: a `DeviceMesh`, a group, or None for all ranks; axis: of a mesh of several dimensions, which.
+        mesh: a `DeviceMesh`, a process group, or None for all ranks; axis: the dimension of a mesh that has
+            several.
         order: how tokens lie over ranks: "zigzag", or "in order"; as in `split`.
-        length: T = S, or (T, S), where it is known beforehand. Without it ranks tell each other how many
-            tokens they have, and that their arguments are right: a small message, and on a GPU a wait.
+        length: the length T = S, or (T, S), if it is known beforehand. Without it, ranks exchange their
+            numbers of tokens and whether their arguments are valid: a small message, and on a GPU a
+            synchronization.
 
     Returns:
         output [B, H, t, Dv] of this rank's queries, and the map of the whole, [B, H, T, S].

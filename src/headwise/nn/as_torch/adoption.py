@@ -384,10 +384,11 @@ def _why_not(module: nn.Module) -> str:
 def restore(model: nn.Module) -> int:
     """Give every adopted module its own class back; return the number of modules.
 
-    What was parametrised or sharded meanwhile stays so, over torch's class instead of ours.
+    Parametrisations and sharding that were added since `adopt` are kept.
 
     Raises:
-        ArgumentError: a module's class was changed for one that cannot do without ours; none is restored.
+        ArgumentError: after `adopt`, a module was given a class that is built on ours. No module is restored
+            then.
     """
     _check_model(model)
     restored: dict[type, type] = {**THEIRS, **{kind: kind for kind in OURS}}

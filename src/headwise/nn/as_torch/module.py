@@ -61,10 +61,10 @@ class MultiheadAttention(nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention`: its arguments, its masks (True = may *not* attend), its results; faster.
 
     A subclass of it with the same parameters, state dict and initial weights. Unlike torch's class it gives
-    the same results in training and evaluation, calls `out_proj` as a module (hooks fire, another module may
-    take its place), recognises a causal mask by its content and, where there are many weights, never builds
-    those of every head to average them. Its output is always contiguous; torch's is a transposed view where
-    the batch comes first, except in its fast path.
+    the same results in training and evaluation. It calls `out_proj` as a module, so hooks on it run, and it
+    can be replaced. It recognises a causal mask by its content. It averages large weights over heads without
+    storing those of every head. Its output is always contiguous; with batch_first torch's is a transposed
+    view, except in its fast path.
 
     Args:
         empty_rows: the result of a query that may attend to no key. "nan": as in torch, NaN if weights are
@@ -127,13 +127,16 @@ class MultiheadAttention(nn.MultiheadAttention):
 
         Args:
             query: [N, L, E] with batch_first, else [L, N, E]; or [L, E].
-            key, value: likewise, of width kdim and vdim.
-            key_padding_mask: [N, S] or [S]; True = may not be attended to, or a number added.
-            need_weights: False gives None in their place.
-            attn_mask: [L, S] or [N * H, L, S]; True = may not attend, or a number added.
+            key, value: as query, with S in place of L, of width kdim and vdim.
+            key_padding_mask: [N, S] or [S]; bool, True = may not be attended to; or floats that are added to
+                the scores.
+            need_weights: False returns None in place of the weights.
+            attn_mask: [L, S] or [N * H, L, S]; bool, True = may not attend; or floats that are added to the
+                scores.
             average_attn_weights: weights [N, L, S] instead of [N, H, L, S].
-            is_causal: the hint that attn_mask is causal. On a CPU a mask of the right shape decides. Else,
-                where no weights are wanted and nothing is padded, the hint does, as in torch.
+            is_causal: a hint that attn_mask is causal. On a CPU the mask is read and the hint ignored, if the
+                mask has the right shape. Otherwise, if no weights are requested and there is no padding mask,
+                the hint is used and the mask is not read, as in torch.
         """
         arguments = (
             query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal,
