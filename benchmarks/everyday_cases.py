@@ -44,14 +44,14 @@ def grid(lengths: Sequence[int] = LENGTHS, sizes: Sizes = SIZES) -> list[Case]:
     """Torch's class at every length, one sequence, without gradients."""
     return [
         Case(
-            f"everyday_L{length}_{mask}_{asked}",
-            f"torch's class, {length} tokens, mask: {mask}, weights: {asked}",
-            partial(drop_in, weights=WEIGHTS[asked], **MASKS[mask]),
+            f"everyday_L{length}_{mask}_{kind}",
+            f"torch's class, {length} tokens, mask: {mask}, weights: {kind}",
+            partial(drop_in, weights=WEIGHTS[kind], **MASKS[mask]),
             {**sizes, "L": length},
             tiny={**TINY, "B": 1, "L": 13 + length % 11},
             peer=TORCH,
         )
-        for length, mask, asked in product(lengths, MASKS, WEIGHTS)
+        for length, mask, kind in product(lengths, MASKS, WEIGHTS)
     ]
 
 
@@ -128,7 +128,7 @@ def _modules() -> list[Case]:
 
 
 # name -> words, options: how a causal model tells torch's class its mask
-TOLD: dict[str, tuple[str, dict[str, Any]]] = {
+MASK_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "float": ("torch's float mask, hint", {"square": True}),
     "float_unhinted": ("torch's float mask, no hint", {"square": True, "hint": False}),
     "bool": ("bool mask, hint", {}),
@@ -142,14 +142,14 @@ def _class() -> list[Case]:
     shapes = {"gpt2_B8_L1024": MODULES["gpt2_B8_L1024"], "gpt2_B1_L128": MODULES["gpt2_B1_L128"]}
     return [
         Case(
-            f"class_{name}_{told}_{way}",
+            f"class_{name}_{form}_{way}",
             f"torch's class, {words}, {mask}{_both_ways(training)}",
             partial(drop_in, causal=True, training=training, by_hand=True, **options),
             peer=TORCH,
             **_sizes_of(sizes, training),
         )
-        for (name, (words, sizes, _)), (told, (mask, options)), (way, training) in product(
-            shapes.items(), TOLD.items(), WAYS
+        for (name, (words, sizes, _)), (form, (mask, options)), (way, training) in product(
+            shapes.items(), MASK_FORMS.items(), WAYS
         )
     ]
 

@@ -136,9 +136,9 @@ def _line(record: Record) -> str:
     times, peer = record["median_ms"], record["peer"]
     low, high = record["peer_against_itself"]["middle_90"]
     text = (
-        f"{first}{report.said(record['ratio']):20} {readme.readable_time(times[record['ours']]):>8}"
+        f"{first}{report.ratio_text(record['ratio']):20} {readme.readable_time(times[record['ours']]):>8}"
         f"  {peer} {readme.readable_time(times[peer])} (itself {low:.2f} to {high:.2f})"
     )
     for name, other in record["ratio_to_others"].items():
-        text += f"; {name} {readme.readable_time(times[name])}, {report.said(other)}"
+        text += f"; {name} {readme.readable_time(times[name])}, {report.ratio_text(other)}"
     return text

@@ -38,7 +38,7 @@ Options = Mapping[str, Any]  # of hw.attention
 
 
 @dataclass(frozen=True)
-class Said:
+class SizedRule:
     """A rule for tensors of one size.
 
     options: what `hw.attention` is told.
@@ -76,7 +76,7 @@ def causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return i >= j
 
 
-def softcap(q: Tensor) -> Said:
+def softcap(q: Tensor) -> SizedRule:
     """Scores bent by tanh; beside it, FlexAttention with torch's tanh and with an approximate one."""
 
     def bent(tanh: Callable[[Tensor], Tensor]) -> Mod:
@@ -85,7 +85,7 @@ def softcap(q: Tensor) -> Said:
     rough: dict[str, Mod | None] = {BY_EXP2: bent(tanh_by_exp2)}
     if q.is_cuda:
         rough = {APPROXIMATE: bent(tanh_of_the_gpu()), **rough}
-    return Said({"causal": q.shape[2] > 1, "softcap": CAP}, causal, ({FLEX: bent(torch.tanh)}, rough))
+    return SizedRule({"causal": q.shape[2] > 1, "softcap": CAP}, causal, ({FLEX: bent(torch.tanh)}, rough))
 
 
 def tanh_by_exp2(x: Tensor) -> Tensor:
@@ -108,23 +108,23 @@ def tanh_of_the_gpu() -> Callable[[Tensor], Tensor]:
         lambda ctx, grad: grad * (1 - ctx.saved_tensors[0].square()),
         setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output),
     )
-    one = partial(ops.inline_asm_elementwise, asm="tanh.approx.f32 $0, $1;", constraints="=f,f")
-    register_lowering(torch.ops.headwise_benchmarks.rough_tanh)(make_pointwise(one))
+    lowering = partial(ops.inline_asm_elementwise, asm="tanh.approx.f32 $0, $1;", constraints="=f,f")
+    register_lowering(torch.ops.headwise_benchmarks.rough_tanh)(make_pointwise(lowering))
     return torch.ops.headwise_benchmarks.rough_tanh
 
 
-def alibi(q: Tensor) -> Said:
+def alibi(q: Tensor) -> SizedRule:
     """A slope a head."""
     bias = hw.scoring.alibi(q.shape[1], q.device)
     slopes = bias.slopes
-    return Said(
+    return SizedRule(
         {"causal": True, "bias": bias},
         causal,
         ({FLEX: lambda s, b, h, i, j: s - slopes[h] * (i - j)},),
     )
 
 
-def documents(q: Tensor) -> Said:
+def documents(q: Tensor) -> SizedRule:
     """Eight documents of uneven lengths, one after another."""
     L = q.shape[2]
     cuts = torch.randperm(L - 1, device=q.device)[: DOCUMENTS - 1] + 1
@@ -133,7 +133,7 @@ def documents(q: Tensor) -> Said:
     return _changing(ids, hw.Mask.documents, lambda b, h, i, j: (i >= j) & (ids[i] == ids[j]), False)
 
 
-def padding(q: Tensor) -> Said:
+def padding(q: Tensor) -> SizedRule:
     """Sequences that end early, by their lengths."""
     B, _, L, _ = q.shape
     lengths = torch.tensor([L - b * L // B for b in range(B)], device=q.device)
@@ -141,7 +141,7 @@ def padding(q: Tensor) -> Said:
     return _changing(lengths, hw.Mask.padding, lambda b, h, i, j: (i >= j) & (j < lengths[b]), True)
 
 
-def holes(q: Tensor) -> Said:
+def holes(q: Tensor) -> SizedRule:
     """Keys that are real here and there."""
     B, _, L, _ = q.shape
     real = torch.rand(B, L, device=q.device) < REAL
@@ -150,14 +150,14 @@ def holes(q: Tensor) -> Said:
     return _changing(real, hw.Mask.padding, lambda b, h, i, j: (i >= j) & real[b, j], True)
 
 
-def _changing(given: Tensor, make: Callable[[Tensor], hw.Mask], seen: Mod, by_sequence: bool) -> Said:
+def _changing(tensor: Tensor, make: Callable[[Tensor], hw.Mask], seen: Mod, by_sequence: bool) -> SizedRule:
     def options(changed: Tensor) -> Options:
         return {"causal": True, "mask": make(changed)}
 
-    return Said(options(given), seen, changing=given, again=options, by_sequence=by_sequence)
+    return SizedRule(options(tensor), seen, changing=tensor, again=options, by_sequence=by_sequence)
 
 
-def dense(q: Tensor) -> Said:
+def dense(q: Tensor) -> SizedRule:
     """A bool tensor without a pattern, one for all heads."""
     L = q.shape[2]
     allowed = torch.rand(L, L, device=q.device) < SHARE
@@ -165,15 +165,15 @@ def dense(q: Tensor) -> Said:
     return _of_tensor(allowed)
 
 
-def unhinted(q: Tensor) -> Said:
+def unhinted(q: Tensor) -> SizedRule:
     """A causal mask that comes as a bool tensor: nobody says that it is causal."""
     L = q.shape[2]
     return _of_tensor(torch.ones(L, L, dtype=torch.bool, device=q.device).tril_())
 
 
-def _of_tensor(allowed: Tensor) -> Said:
+def _of_tensor(allowed: Tensor) -> SizedRule:
     whole = allowed[None, None]
-    return Said(
+    return SizedRule(
         {"mask": whole},
         lambda b, h, i, j: allowed[i, j],
         added=whole,
@@ -182,30 +182,32 @@ def _of_tensor(allowed: Tensor) -> Said:
     )
 
 
-def bias(q: Tensor, gradient: bool = False) -> Said:
+def bias(q: Tensor, gradient: bool = False) -> SizedRule:
     """A number for every head, query and key."""
     B, H, L, _ = q.shape
-    given = torch.randn(1, H, L, L, device=q.device, dtype=q.dtype).requires_grad_(gradient)
-    return Said({"bias": given}, None, ({FLEX: lambda s, b, h, i, j: s + given[0, h, i, j]},), added=given)
+    values = torch.randn(1, H, L, L, device=q.device, dtype=q.dtype).requires_grad_(gradient)
+    return SizedRule(
+        {"bias": values}, None, ({FLEX: lambda s, b, h, i, j: s + values[0, h, i, j]},), added=values
+    )
 
 
-def sinks(q: Tensor) -> Said:
+def sinks(q: Tensor) -> SizedRule:
     """One more column of the softmax without a value."""
-    given = torch.randn(q.shape[1], device=q.device)
-    return Said({"causal": True, "sinks": given}, causal)
+    values = torch.randn(q.shape[1], device=q.device)
+    return SizedRule({"causal": True, "sinks": values}, causal)
 
 
-def window(q: Tensor) -> Said:
+def window(q: Tensor) -> SizedRule:
     """The last keys."""
-    return Said({"window": WINDOW}, lambda b, h, i, j: (i >= j) & (i - j < WINDOW))
+    return SizedRule({"window": WINDOW}, lambda b, h, i, j: (i >= j) & (i - j < WINDOW))
 
 
-def band(q: Tensor) -> Said:
+def band(q: Tensor) -> SizedRule:
     """Keys near by, on both sides."""
-    return Said({"window": (REACH, REACH)}, lambda b, h, i, j: (i - j <= REACH) & (j - i <= REACH))
+    return SizedRule({"window": (REACH, REACH)}, lambda b, h, i, j: (i - j <= REACH) & (j - i <= REACH))
 
 
-RULES: dict[str, Callable[[Tensor], Said]] = {
+RULES: dict[str, Callable[[Tensor], SizedRule]] = {
     "softcap": softcap,
     "alibi": alibi,
     "documents": documents,
@@ -218,8 +220,8 @@ RULES: dict[str, Callable[[Tensor], Said]] = {
     "holes": holes,
     "band": band,
     "bias_gradient": partial(bias, gradient=True),
-    "causal": lambda q: Said({"causal": True}, is_plain=True),
-    "full": lambda q: Said({}, is_plain=True),
+    "causal": lambda q: SizedRule({"causal": True}, is_plain=True),
+    "full": lambda q: SizedRule({}, is_plain=True),
 }
 
 
@@ -231,8 +233,8 @@ def sequences(rule: str) -> int:
 def plain(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     """The same call in plain torch: in float64 the truth, in the call's own dtype the measure of errors."""
     rest = {name: value for name, value in options.items() if name not in ("causal", "window", "statistics")}
-    given, size = rest.pop("mask", None), options.get("window")
-    mask = hw.Mask() if given is None else hw.Mask.dense(given) if isinstance(given, Tensor) else given
+    hidden, size = rest.pop("mask", None), options.get("window")
+    mask = hw.Mask() if hidden is None else hw.Mask.dense(hidden) if isinstance(hidden, Tensor) else hidden
     if options.get("causal"):
         mask &= hw.Mask.causal()
     if size is not None:
@@ -247,7 +249,7 @@ def plain(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
 class Flex:
     """FlexAttention compiled for one rule, with its block mask made, compiled too where batches change it."""
 
-    said: Said
+    rule: SizedRule
     score: Mod | None
     q: Tensor
     k: Tensor
@@ -258,13 +260,13 @@ class Flex:
         from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
         attend: Any = flex_attention
-        sinks: Any = self.said.options.get("sinks")
+        sinks: Any = self.rule.options.get("sinks")
 
         def with_sinks(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
             out, aux = attend(q, k, v, **options, return_aux=AuxRequest(lse=True))
             return (out * torch.sigmoid(aux.lse - sinks[:, None])[..., None]).to(out.dtype)
 
-        changes = self.said.changing is not None
+        changes = self.rule.changing is not None
         self.run: Any = torch.compile(attend if sinks is None else with_sinks, dynamic=False)
         self.make = torch.compile(create_block_mask, dynamic=False) if changes else create_block_mask
         self.grouped = self.q.shape[1] != self.k.shape[1]
@@ -278,10 +280,10 @@ class Flex:
     def masked(self) -> Any:
         """The block mask; None where everything is seen, and of a lone query, which sees all."""
         (B, _, T, _), S = self.q.shape, self.k.shape[2]
-        if self.said.seen is None or T == 1:
+        if self.rule.seen is None or T == 1:
             return None
         return self.make(
-            self.said.seen, B if self.said.by_sequence else None, None, T, S, device=self.q.device
+            self.rule.seen, B if self.rule.by_sequence else None, None, T, S, device=self.q.device
         )
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -296,27 +298,27 @@ class Flex:
 Builds = dict[str, Callable[[], Peer]]
 
 
-def peers(said: Said, q: Tensor, k: Tensor) -> list[Builds]:
+def peers(rule: SizedRule, q: Tensor, k: Tensor) -> list[Builds]:
     """Who stands beside ours, by name; of several in one dict, the first that runs. Made when asked for."""
-    if said.is_plain:
-        return [{one[0]: partial(Peer, *one)} for one in _fused(said, q, k)]
+    if rule.is_plain:
+        return [{kernel[0]: partial(Peer, *kernel)} for kernel in _fused(rule, q, k)]
     if not q.is_cuda:
-        return [{PLAIN: lambda: Peer(PLAIN, lambda q, k, v: plain(q, k, v, said.options))}]
+        return [{PLAIN: lambda: Peer(PLAIN, lambda q, k, v: plain(q, k, v, rule.options))}]
 
     def flex(name: str, score: Mod | None) -> Peer:
-        return Peer(name, Flex(said, score, q, k))
+        return Peer(name, Flex(rule, score, q, k))
 
-    found: list[Builds] = [
-        {name: partial(flex, name, score) for name, score in one.items()} for one in said.scores
+    alternatives: list[Builds] = [
+        {name: partial(flex, name, score) for name, score in variants.items()} for variants in rule.scores
     ]
-    if said.added is not None:
-        found.append({DENSE: lambda: Peer(DENSE, partial(sdpa, attn_mask=said.added))})
-    return found
+    if rule.added is not None:
+        alternatives.append({DENSE: lambda: Peer(DENSE, partial(sdpa, attn_mask=rule.added))})
+    return alternatives
 
 
-def _fused(said: Said, q: Tensor, k: Tensor) -> list[tuple[Any, ...]]:
+def _fused(rule: SizedRule, q: Tensor, k: Tensor) -> list[tuple[Any, ...]]:
     """SDPA's fastest kernels; whichever torch takes for a lone query, and where there is no GPU."""
-    call = partial(sdpa, is_causal=said.options.get("causal", False), enable_gqa=q.shape[1] != k.shape[1])
+    call = partial(sdpa, is_causal=rule.options.get("causal", False), enable_gqa=q.shape[1] != k.shape[1])
     if not q.is_cuda or q.shape[2] == 1:
         return [("SDPA", call)]
     kinds = {"SDPA, cuDNN": SDPBackend.CUDNN_ATTENTION, "SDPA, flash": SDPBackend.FLASH_ATTENTION}

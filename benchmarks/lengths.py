@@ -127,7 +127,7 @@ def _panel(
         axes.plot(
             tokens, values, color=COLOURS[arm], linestyle=STYLES[arm], marker="o", markersize=3.5, lw=1.8
         )
-    everything = [found for points in curves.values() for _, found in points] or [1.0]
+    everything = [ratio for points in curves.values() for _, ratio in points] or [1.0]
     low, high = min(everything) / 3, max(everything) * 8
     axes.set_ylim(low, high)
     axes.set_yticks([mark for mark in marks if low <= mark <= high], minor=False)
@@ -162,10 +162,10 @@ def _frame(axes: Axes, tokens: Sequence[int], title: str) -> None:
 def _name_curves(axes: Axes, curves: dict[str, Points]) -> None:
     """Names at the curves, in pairs: the upper above its end, to the left; the lower below, to the right."""
     for pair, end in (((OURS, CUDNN), 0), ((DENSE, BY_HEAD), -1)):  # the end at which they differ
-        here = sorted((arm for arm in pair if arm in curves), key=lambda arm: curves[arm][end][1])
-        for arm in here:
+        ordered = sorted((arm for arm in pair if arm in curves), key=lambda arm: curves[arm][end][1])
+        for arm in ordered:
             points = curves[arm]
-            if len(here) == 2 and arm == here[0]:
+            if len(ordered) == 2 and arm == ordered[0]:
                 at = _nearest(points, NAMED_BELOW) if arm in (OURS, CUDNN) else points[-1]
                 _write(axes, SHORT[arm], at, COLOURS[arm], (9, -4), "left", "top")
             else:

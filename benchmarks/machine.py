@@ -47,7 +47,7 @@ def _machine(device: str) -> dict[str, Any]:
         machine |= {
             "gpu": properties.name,
             "gpu_memory_bytes": properties.total_memory,
-            "driver": _said_by("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+            "driver": _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
         }
     return machine
 
@@ -60,7 +60,7 @@ def _cpu_model() -> str:
     if not any(
         line.startswith("model name") for line in lines
     ):  # as on ARM, where lscpu knows the number's name
-        lines = (_said_by("lscpu") or "").splitlines()
+        lines = (_output_of("lscpu") or "").splitlines()
     named = (line.split(":", 1)[1].strip() for line in lines if line.lower().startswith("model name"))
     return next(named, platform.processor() or platform.machine())
 
@@ -90,16 +90,16 @@ def _source(commit: str | None) -> dict[str, Any]:
     package = Path(headwise.__file__).parent
     for path in sorted(package.rglob("*.py")):
         digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
-    asked = _said_by("git", "rev-parse", "HEAD")
-    changes = _said_by("git", "status", "--porcelain", "--", "src", "benchmarks", ":!benchmarks/results")
+    head = _output_of("git", "rev-parse", "HEAD")
+    changes = _output_of("git", "status", "--porcelain", "--", "src", "benchmarks", ":!benchmarks/results")
     return {
-        "commit": commit or asked,
-        "dirty": None if commit or asked is None else bool(changes),
+        "commit": commit or head,
+        "dirty": None if commit or head is None else bool(changes),
         "sources": digest.hexdigest()[:16],
     }
 
 
-def _said_by(*command: str) -> str | None:
+def _output_of(*command: str) -> str | None:
     """What a command prints; None where it cannot run or fails."""
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20)

@@ -25,7 +25,7 @@ import torch
 from .cases import choose
 from .registry import Arm, around
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 GIVES_BACK = {"MIMALLOC_PURGE_DELAY": "0"}  # torch's allocator on ARM keeps what is freed
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -46,12 +46,12 @@ def in_fresh_process(
 ) -> dict[str, Any]:
     """Extra bytes of one call of an arm on the CPU, in a process of its own; sizes in place of the case's."""
     request = {"case": case, "arm": arm, "tiny": tiny, "threads": torch.get_num_threads(), "sizes": sizes}
-    places = [str(HERE.parent), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
+    places = [str(FOLDER.parent), str(FOLDER.parent / "src"), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.memory"],
         input=json.dumps(request),
         env={**os.environ, **GIVES_BACK, "PYTHONPATH": os.pathsep.join(place for place in places if place)},
-        cwd=HERE.parent,
+        cwd=FOLDER.parent,
         capture_output=True,
         text=True,
         timeout=seconds,
@@ -67,11 +67,14 @@ def peak_of(arm: Arm) -> dict[str, Any]:
     """Extra bytes of one call in this process, which should be fresh and have `GIVES_BACK` around it."""
     _give_back()
     if not _gives_back():
-        how = "this process keeps what it frees, and a call would hide in that; start it with "
-        return {"extra_bytes": None, "how": how + " ".join(f"{name}={x}" for name, x in GIVES_BACK.items())}
-    how, ballast = "VmHWM", None
+        method = "this process keeps what it frees, and a call would hide in that; start it with "
+        return {
+            "extra_bytes": None,
+            "how": method + " ".join(f"{name}={x}" for name, x in GIVES_BACK.items()),
+        }
+    method, ballast = "VmHWM", None
     if not _reset_mark():
-        how, ballast = "VmHWM over ballast", _ballast()
+        method, ballast = "VmHWM over ballast", _ballast()
         if _mark() > _kilobytes("VmRSS") * 1.02 + 1024:
             return {
                 "extra_bytes": None,
@@ -79,10 +82,10 @@ def peak_of(arm: Arm) -> dict[str, Any]:
             }
     before = _kilobytes("VmRSS")
     with around(arm):
-        kept = arm()
+        result = arm()
     extra = _mark() - before
-    del kept, ballast
-    return {"extra_bytes": max(0, extra) * 1024, "how": how}
+    del result, ballast
+    return {"extra_bytes": max(0, extra) * 1024, "how": method}
 
 
 def _mark() -> int:

@@ -93,7 +93,7 @@ def watched(length: int) -> tuple[hw.Heads, list[Tensor], list[str]]:
     return heads, weights, [f"word{at * 7 % 97}" for at in range(length)]
 
 
-class _Kept:
+class _LongMap:
     """Stands for the map of a layer over a long text: what a page asks of the heads that it zooms into."""
 
     def __init__(self, length: int, finer: Tensor, queries: Tensor | None = None) -> None:
@@ -103,13 +103,13 @@ class _Kept:
         self.real_keys = torch.ones(1, length, dtype=torch.bool)
         self.positions = torch.arange(length)
 
-    def detach(self) -> _Kept:
+    def detach(self) -> _LongMap:
         return self
 
     def select(
         self, *, batch: int = 0, heads: Sequence[int] | None = None, queries: Tensor | None = None
-    ) -> _Kept:
-        return self if heads is None else _Kept(self.shape[2], self._finer[:, list(heads)], queries)
+    ) -> _LongMap:
+        return self if heads is None else _LongMap(self.shape[2], self._finer[:, list(heads)], queries)
 
     def pooled(self, cells: tuple[int, int]) -> Tensor:
         return self._finer * (self.shape[2] // cells[0])
@@ -147,8 +147,8 @@ def zoomed(heads: hw.Heads, length: int, count: int = ZOOMED, cells: int = FINER
         q, k = torch.randn(2, 1, 1, cells, 16) * SPREAD
         _, weights = hw.attention(q, k, k, causal=True)
         call = heads[path].calls[0]
-        kept: Any = _Kept(length, weights.dense().expand(1, call.shape[1], cells, cells))
-        call.map = kept
+        long_map: Any = _LongMap(length, weights.dense().expand(1, call.shape[1], cells, cells))
+        call.map = long_map
         chosen.append((path, 0))
     return chosen
 
@@ -226,7 +226,7 @@ def opened(path: Path, browser: ModuleType | None) -> Report:
 
 
 def measured(
-    name: str, write: Callable[[Path], object], folder: Path, browser: ModuleType | None, **said: Any
+    name: str, write: Callable[[Path], object], folder: Path, browser: ModuleType | None, **facts: Any
 ) -> Report:
     """One page: written, weighed, opened."""
     path = folder / f"{name}.html"
@@ -234,7 +234,7 @@ def measured(
     write(path)
     seconds = time.perf_counter() - started
     return {
-        "name": name, **said, "bytes": path.stat().st_size, "seconds": seconds,
+        "name": name, **facts, "bytes": path.stat().st_size, "seconds": seconds,
         "browser": opened(path, browser),
     }  # fmt: skip
 
@@ -263,8 +263,8 @@ def run(
         if out is not None:
             report.write(file_in(out), stored)
 
-    with tempfile.TemporaryDirectory() as given:
-        folder = Path(given)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         for length in lengths:
             heads, weights, tokens = watched(length)
             record = measured(
@@ -311,15 +311,15 @@ def table(stored: Report) -> str:
 
 
 def _row(record: Report) -> str:
-    seen, other = record["browser"], record.get("bertviz", {})
+    own, other = record["browser"], record.get("bertviz", {})
     missing = "–"
     cells = [
         f"{record['heads']:,} heads, {record['tokens']:,} tokens"
         + (f", {record['cells']} × {record['cells']} cells" if record["cells"] != record["tokens"] else ""),
         _size(record["bytes"]),
         f"{record['seconds']:.1f} s",
-        f"{seen['first_picture_s']:.1f} s" if "first_picture_s" in seen else missing,
-        f"{seen['longest_frame_ms']:.0f} ms" if "longest_frame_ms" in seen else missing,
+        f"{own['first_picture_s']:.1f} s" if "first_picture_s" in own else missing,
+        f"{own['longest_frame_ms']:.0f} ms" if "longest_frame_ms" in own else missing,
         _size(other["bytes"]) if "bytes" in other else missing,
         f"{other['seconds']:.1f} s" if "seconds" in other else missing,
     ]

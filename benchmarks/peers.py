@@ -90,8 +90,8 @@ def dense_statistics(q: Tensor, k: Tensor, hidden: Tensor, cells: int | None = N
 
 def head_by_head(q: Tensor, k: Tensor, hidden: Tensor, cells: int | None = None) -> dict[str, Tensor]:
     """The same with one head's matrix at a time: less memory, and a matrix nearer to the cache."""
-    one = [dense_statistics(q[:, h : h + 1], k[:, h : h + 1], hidden, cells) for h in range(q.shape[1])]
-    return {name: torch.cat([part[name] for part in one], dim=1) for name in one[0]}
+    parts = [dense_statistics(q[:, h : h + 1], k[:, h : h + 1], hidden, cells) for h in range(q.shape[1])]
+    return {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
 
 
 def bytes_of_statistics(heads: int, length: int, dtype: torch.dtype) -> int:

@@ -47,10 +47,10 @@ def all_of(*rules: Seen) -> Seen:
     """Every rule at once."""
 
     def both(at: Tensor, keys: Tensor) -> Tensor:
-        seen = rules[0](at, keys)
+        visible = rules[0](at, keys)
         for rule in rules[1:]:
-            seen = seen & rule(at, keys)
-        return seen
+            visible = visible & rule(at, keys)
+        return visible
 
     return both
 
@@ -83,8 +83,8 @@ class Problem:
         at, keys = (rows + (S - T))[:, None], torch.arange(S, device=self.q.device)
         if self.seen is None:
             return torch.ones(1, 1, len(rows), S, dtype=torch.bool, device=self.q.device)
-        seen = self.seen(at, keys)
-        return seen[(None,) * (4 - seen.ndim)]
+        visible = self.seen(at, keys)
+        return visible[(None,) * (4 - visible.ndim)]
 
     def weights(
         self, rows: Tensor, dtype: torch.dtype = torch.float64, head: int | None = None
@@ -93,8 +93,8 @@ class Problem:
         heads = slice(None) if head is None else slice(head, head + 1)
         group = self.q.shape[1] // self.k.shape[1]
         q = self.q[:, heads, rows].to(dtype)
-        kept = slice(None) if head is None else slice(head // group, head // group + 1)
-        k = self.k[:, kept].to(dtype)
+        kv_heads = slice(None) if head is None else slice(head // group, head // group + 1)
+        k = self.k[:, kv_heads].to(dtype)
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         s = q @ k.transpose(-2, -1) * self.scale
         if self.softcap is not None:

@@ -80,14 +80,14 @@ def samples_of(arms: Mapping[str, Arm], device: str, capture: bool) -> tuple[dic
     if device != "cuda":
         timer = CpuTimer()
         return {name: lambda arm=arm: timer(arm, 1) for name, arm in arms.items()}, "clock"  # type: ignore[misc]
-    how = "events"
+    method = "events"
     if capture:
         try:
             return {name: Replays(arm) for name, arm in arms.items()}, "graphs"
         except Exception as problem:  # a call that waits for the GPU cannot be captured
             torch.cuda.synchronize()
-            how = f"events: {type(problem).__name__}: {str(problem).splitlines()[0][:120]}"
-    return {name: by_events(arm) for name, arm in arms.items()}, how
+            method = f"events: {type(problem).__name__}: {str(problem).splitlines()[0][:120]}"
+    return {name: by_events(arm) for name, arm in arms.items()}, method
 
 
 def in_turn(samples: Mapping[str, Sample], turns: int) -> dict[str, list[float]]:

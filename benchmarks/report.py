@@ -116,12 +116,12 @@ def ratio(stored: dict[str, Any]) -> float:
     return float(stored["median"] if "median" in stored else stored["of_medians"])
 
 
-def said(found: dict[str, Any], digits: int = 2) -> str:
+def ratio_text(record: dict[str, Any], digits: int = 2) -> str:
     """A ratio and where it lies, which is told where both are of one kind."""
-    text = f"{ratio(found):.{digits}f}"
-    if "median" not in found:
+    text = f"{ratio(record):.{digits}f}"
+    if "median" not in record:
         return text
-    low, high = found["median_95"]
+    low, high = record["median_95"]
     return f"{text} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
@@ -157,13 +157,13 @@ def line(record: dict[str, Any]) -> str:
     times = record["median_ms"]
     text = f"{record['name']:34} {ours} {times[ours]:.3g} ms"
     if peer is not None:
-        text += f"   {peer} {times[peer]:.3g} ms   ratio {said(record['ratio'], 3)}"
+        text += f"   {peer} {times[peer]:.3g} ms   ratio {ratio_text(record['ratio'], 3)}"
         if record["target"] is not None:
             text += f" (target {record['target']:g})"
     low, high = record["peer_against_itself"]["middle_90"]
     text += f"   itself [{low:.3f}, {high:.3f}]"
     for name, other in record["ratio_to_others"].items():
-        text += f"\n{'':34}   {name} {times[name]:.3g} ms   ratio {said(other, 3)}"
+        text += f"\n{'':34}   {name} {times[name]:.3g} ms   ratio {ratio_text(other, 3)}"
     for name, measured in record.get("memory", {}).items():
         size = measured["extra_bytes"]
         text += f"\n{'':34}   memory: {name} {measured['how'] if size is None else f'{size / 2**20:.1f} MiB'}"

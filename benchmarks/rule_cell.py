@@ -74,26 +74,26 @@ class Made:
     q: Tensor
     k: Tensor
     v: Tensor
-    said: flex.Said
+    rule: flex.SizedRule
     grad: Tensor | None
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
         """What gradients are taken of."""
-        bias = self.said.options.get("bias")
+        bias = self.rule.options.get("bias")
         learned = [bias] if isinstance(bias, Tensor) and bias.requires_grad else []
         return (self.q, self.k, self.v, *learned)
 
     def ours(self, options: flex.Options | None = None) -> Arm:
         """The public door."""
-        told = self.said.options if options is None else options
+        call_options = self.rule.options if options is None else options
         if self.way != "statistics":
-            return self.arm(lambda q, k, v: hw.attention(q, k, v, **told)[0])
+            return self.arm(lambda q, k, v: hw.attention(q, k, v, **call_options)[0])
 
         def both() -> tuple[Tensor, ...]:
-            out, weights = hw.attention(self.q, self.k, self.v, statistics=True, **told)
-            found = weights.statistics(*STATISTICS)
-            return out, *(getattr(found, name) for name in STATISTICS)
+            out, weights = hw.attention(self.q, self.k, self.v, statistics=True, **call_options)
+            statistics = weights.statistics(*STATISTICS)
+            return out, *(getattr(statistics, name) for name in STATISTICS)
 
         return both
 
@@ -114,11 +114,11 @@ def make(cell: Cell, device: str, sizes: Sizes) -> Made:
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     whole = {"B": flex.sequences(cell.rule), **sizes}
     q, k, v = problems.make(whole, torch.device(device), dtype).qkv
-    said = flex.RULES[cell.rule](q)
+    rule = flex.RULES[cell.rule](q)
     back = cell.way in ("backward", "first")
     for x in (q, k, v):
         x.requires_grad_(back)
-    return Made(cell.way, q, k, v, said, torch.randn_like(q) if back else None)
+    return Made(cell.way, q, k, v, rule, torch.randn_like(q) if back else None)
 
 
 def errors(cell: Cell, device: str) -> dict[str, tuple[float, float]]:
@@ -127,11 +127,11 @@ def errors(cell: Cell, device: str) -> dict[str, tuple[float, float]]:
     smaller = {"L": usual, "S": 4096, "H": TWIN_HEADS} if cell.way != "decode" else {"S": 4096}
     made = make(cell, device, {x: min(n, smaller.get(x, n)) for x, n in cell.sizes.items()})
     with torch.set_grad_enabled(made.grad is not None):
-        found = made.ours()()
+        results = made.ours()()
     truth, rough = (_plainly(made, dtype) for dtype in (torch.float64, made.q.dtype))
     return {
         name: (apart(ours, true), apart(other, true))
-        for (name, true), ours, other in zip(truth.items(), found, rough.values(), strict=True)
+        for (name, true), ours, other in zip(truth.items(), results, rough.values(), strict=True)
     }
 
 
@@ -140,24 +140,24 @@ def _plainly(made: Made, dtype: torch.dtype) -> Values:
     inputs = [x.detach().to(dtype).requires_grad_(made.grad is not None) for x in made.inputs]
     learned = {"bias": inputs[3]} if len(inputs) > 3 else {}
     q, k, v = inputs[:3]
-    out = flex.plain(q, k, v, {**made.said.options, **learned})
-    found = {"output": out.detach()}
+    out = flex.plain(q, k, v, {**made.rule.options, **learned})
+    values = {"output": out.detach()}
     if made.grad is not None:
         names = ("dq", "dk", "dv", "dbias")
         grads = torch.autograd.grad(out, inputs, made.grad.to(dtype))
-        found |= dict(zip(names, grads, strict=False))
+        values |= dict(zip(names, grads, strict=False))
     if made.way == "statistics":
         true = truths.statistics(problems.Problem(q, k, v, problems.causal), dtype=dtype)
-        found |= {name: true[name] for name in STATISTICS}
-    return found
+        values |= {name: true[name] for name in STATISTICS}
+    return values
 
 
-def apart(found: Tensor, true: Tensor) -> float:
+def apart(actual: Tensor, true: Tensor) -> float:
     """The norm of the difference over the norm of the truth, or alone where the truth is 0."""
     size = true.norm(dtype=torch.float64).item()
-    if found.shape != true.shape:
+    if actual.shape != true.shape:
         return float("inf")
-    return (found.detach().to(true.dtype) - true).norm(dtype=torch.float64).item() / (size or 1.0)
+    return (actual.detach().to(true.dtype) - true).norm(dtype=torch.float64).item() / (size or 1.0)
 
 
 def measure(cell: Cell, device: str, turns: int = TURNS, timed: bool = True) -> Record:
@@ -181,15 +181,15 @@ def measure(cell: Cell, device: str, turns: int = TURNS, timed: bool = True) -> 
 
 def _measured(cell: Cell, device: str, turns: int, timed: bool) -> Record:
     torch._dynamo.reset()  # after eight recompilations it would give up
-    found = errors(cell, device)
+    distances = errors(cell, device)
     most = ALLOWED_BACK if cell.way == "backward" else ALLOWED
-    record: Record = {"check": {name: {"ours": a, "plain": b} for name, (a, b) in found.items()}}
-    wrong = [f"{name} off by {a:.2g}, plain torch {b:.2g}" for name, (a, b) in found.items()
+    record: Record = {"check": {name: {"ours": a, "plain": b} for name, (a, b) in distances.items()}}
+    wrong = [f"{name} off by {a:.2g}, plain torch {b:.2g}" for name, (a, b) in distances.items()
              if not a <= max(most * b, FLOOR)]  # fmt: skip
     if wrong:
         return record | {"status": "failed", "reason": "; ".join(wrong)}
     made = make(cell, device, cell.sizes)
-    record["backend"] = hw.why(made.q, made.k, made.v, **made.said.options).backend
+    record["backend"] = hw.why(made.q, made.k, made.v, **made.rule.options).backend
     mine = made.ours()
     expected = mine()
     arms, calls, record["unavailable"] = _beside(made, expected)
@@ -197,8 +197,8 @@ def _measured(cell: Cell, device: str, turns: int, timed: bool) -> Record:
         return record | {"status": "failed", "reason": f"no peer runs: {record['unavailable']}"}
     if not timed:
         return record
-    samples, how = replays.samples_of({OURS: mine, **arms}, device, made.grad is None)
-    record |= {"timed_by": how, "turns": turns, "median_us": replays.medians(samples, turns)}
+    samples, method = replays.samples_of({OURS: mine, **arms}, device, made.grad is None)
+    record |= {"timed_by": method, "turns": turns, "median_us": replays.medians(samples, turns)}
     peer = min(arms, key=lambda name: record["median_us"][name])
     record |= {"peer": peer, "peer_against_itself": _against_itself(samples[peer], turns)}
     del samples  # graphs hold memory
@@ -209,8 +209,8 @@ def _measured(cell: Cell, device: str, turns: int, timed: bool) -> Record:
 
 def _against_itself(sample: replays.Sample, turns: int) -> Record:
     """The peer as two arms that take turns: ratios of other arms that differ less than these are noise."""
-    found = replays.in_turn({"once": sample, "again": sample}, turns)
-    return asdict(runner.compare(found["again"], found["once"]))
+    samples = replays.in_turn({"once": sample, "again": sample}, turns)
+    return asdict(runner.compare(samples["again"], samples["once"]))
 
 
 def _beside(made: Made, expected: tuple[Tensor, ...]) -> tuple[dict[str, Arm], list[Any], dict[str, str]]:
@@ -218,18 +218,18 @@ def _beside(made: Made, expected: tuple[Tensor, ...]) -> tuple[dict[str, Arm], l
     arms: dict[str, Arm] = {}
     calls: list[Any] = []
     unavailable: dict[str, str] = {}
-    for alternatives in flex.peers(made.said, made.q, made.k):
+    for alternatives in flex.peers(made.rule, made.q, made.k):
         for name, build in alternatives.items():
             try:
                 peer = build()
                 arm = made.arm(peer.call, peer.context)
                 with around(arm):
-                    found = arm()
+                    results = arm()
             except Exception as problem:  # why a peer cannot run is part of the result
                 unavailable[name] = runner._first_line(problem)
                 continue
-            differ = [apart(theirs, ours) for theirs, ours in zip(found, expected, strict=False)]
-            if not all(one <= AGREE for one in differ):  # NaN is not
+            differ = [apart(theirs, ours) for theirs, ours in zip(results, expected, strict=False)]
+            if not all(distance <= AGREE for distance in differ):  # NaN is not
                 raise ValueError(f"{peer.name} and ours are apart by {max(differ):.2g} at full size")
             arms[peer.name] = arm
             calls.append(peer.call)
@@ -243,13 +243,13 @@ def _charged(made: Made, calls: Sequence[Any], device: str) -> Record:
     if not blocks:
         return {}
     record: Record = {"block_mask_seconds": blocks[0].seconds}
-    if made.said.changing is None or made.grad is not None:
+    if made.rule.changing is None or made.grad is not None:
         return record
-    given = made.said.changing
-    fresh = iter([given.clone() for _ in range(CHARGED + 1)])
+    tensor = made.rule.changing
+    fresh = iter([tensor.clone() for _ in range(CHARGED + 1)])
 
     def anew() -> object:
-        return made.ours(made.said.again(next(fresh)))()
+        return made.ours(made.rule.again(next(fresh)))()
 
     anew()
     arms: dict[str, Arm] = {OURS: anew, flex.FLEX: lambda: blocks[0].remade(made.q, made.k, made.v)}
@@ -277,12 +277,12 @@ def first_calls(rule: str, device: str, sizes: Sizes = FIRST_SIZES) -> dict[str,
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     wait()
     start = time.perf_counter()
-    out = hw.attention(made.q, made.k, made.v, **made.said.options)[0]
+    out = hw.attention(made.q, made.k, made.v, **made.rule.options)[0]
     wait()
-    there = time.perf_counter()
+    middle = time.perf_counter()
     torch.autograd.grad(out, made.inputs, made.grad)
     wait()
-    return {"forward_seconds": there - start, "backward_seconds": time.perf_counter() - there}
+    return {"forward_seconds": middle - start, "backward_seconds": time.perf_counter() - middle}
 
 
 def first_calls_in_a_child(rule: str, device: str) -> dict[str, float]:
@@ -294,8 +294,8 @@ def first_calls_in_a_child(rule: str, device: str) -> dict[str, float]:
         )  # fmt: skip
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or ["the child failed"])[-1])
-    found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    seconds: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return seconds
 
 
 def again(device: str) -> list[str]:

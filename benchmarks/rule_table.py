@@ -79,8 +79,8 @@ def _means(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _geometric(ratios: Iterable[float | None]) -> float | None:
-    there = [math.log(ratio) for ratio in ratios if ratio]
-    return round(math.exp(sum(there) / len(there)), 4) if there else None
+    logarithms = [math.log(ratio) for ratio in ratios if ratio]
+    return round(math.exp(sum(logarithms) / len(logarithms)), 4) if logarithms else None
 
 
 # In a terminal
@@ -106,15 +106,15 @@ def summary(records: Sequence[Record]) -> str:
     head = f"{'cell':36} {'ours us':>10} {'peer us':>10} {'ratio':>6} {'felt':>6}"
     lines = [head, *(line(record) for record in records), ""]
     for group, mean in means(records).items():
-        beside = ", ".join(f"{name} {_said(ratio)}" for name, ratio in mean["beside"].items())
+        beside = ", ".join(f"{name} {_text(ratio)}" for name, ratio in mean["beside"].items())
         lines.append(
-            f"{group:36} {mean['cells']:3} cells, ratio {_said(mean['ratio'])}, felt {_said(mean['felt'])}, "
-            f"new mask {_said(mean['charged'])}; {beside}"
+            f"{group:36} {mean['cells']:3} cells, ratio {_text(mean['ratio'])}, felt {_text(mean['felt'])}, "
+            f"new mask {_text(mean['charged'])}; {beside}"
         )
     return "\n".join(lines)
 
 
-def _said(ratio: float | None) -> str:
+def _text(ratio: float | None) -> str:
     return "–" if ratio is None else f"{ratio:.2f}"
 
 
@@ -147,7 +147,7 @@ def _grid(records: Sequence[Record]) -> list[str]:
         time = readme.readable_time(mine[-1]["median_us"][OURS] / 1000)
         ratio = _geometric(record["ratio"] for record in mine)
         lines.append(
-            f"| {label} | {_length(mine[-1]):,} | {time} | {mine[-1]['peer']} | **{_said(ratio)}** |"
+            f"| {label} | {_length(mine[-1]):,} | {time} | {mine[-1]['peer']} | **{_text(ratio)}** |"
         )
     return lines
 

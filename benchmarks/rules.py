@@ -43,21 +43,21 @@ Record = dict[str, Any]
 
 def cells() -> list[Cell]:
     """All of them, the most important first."""
-    found: list[Cell] = []
+    every_cell: list[Cell] = []
     for rule, D, L in product(flex.RULES, (128, 64), sorted({*LENGTHS, *PLAIN_LENGTHS})):
         if L not in (PLAIN_LENGTHS if rule in ("causal", "full") else LENGTHS):
             continue
         sizes = {"H": 16, "D": D, "L": L}
         if rule != "bias_gradient" and (L <= LONGEST_DENSE or rule not in ("dense", "unhinted", "bias")):
-            found.append(Cell("forward", rule, sizes))
+            every_cell.append(Cell("forward", rule, sizes))
         if L <= LONGEST_BACK:
-            found.append(Cell("backward", rule, sizes))
+            every_cell.append(Cell("backward", rule, sizes))
     for rule, S in product(("full", "softcap"), (4096, 131072)):
-        found.append(Cell("decode", rule, {"H": 32, "Hk": 8, "D": 128, "T": 1, "S": S}))
+        every_cell.append(Cell("decode", rule, {"H": 32, "Hk": 8, "D": 128, "T": 1, "S": S}))
     for H, L, D in ((8, 131072, 128), (32, 16384, 64), (32, 16384, 128), (32, 2048, 128)):
-        found.append(Cell("statistics", "causal", {"H": H, "D": D, "L": L}))
-    found += [Cell("first", rule, FIRST_SIZES) for rule in FIRST]
-    return sorted(found, key=lambda cell: cell.tier)
+        every_cell.append(Cell("statistics", "causal", {"H": H, "D": D, "L": L}))
+    every_cell += [Cell("first", rule, FIRST_SIZES) for rule in FIRST]
+    return sorted(every_cell, key=lambda cell: cell.tier)
 
 
 def tiny(chosen: Sequence[Cell]) -> list[Cell]:

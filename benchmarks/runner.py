@@ -204,7 +204,7 @@ def run_case(
         checked = _checked(case, prepared, results, case.dtype_on(device))
         del results
         record["check"] = closest(checked)
-        if wrong := [one for one in checked if not one.ok]:
+        if wrong := [comparison for comparison in checked if not comparison.ok]:
             return record | {"status": "failed", "reason": _in_words(wrong)}
         repeats = min(repeats, case.most_repeats or repeats)
         record |= _timed(case, arms, timer, repeats, turned)
@@ -336,7 +336,7 @@ def _ms(seconds: Mapping[str, float]) -> dict[str, float]:
 
 def _in_words(wrong: Sequence[Checked]) -> str:
     rest = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-    return "; ".join(str(one) for one in wrong[:3]) + rest
+    return "; ".join(str(comparison) for comparison in wrong[:3]) + rest
 
 
 def _first_line(problem: BaseException) -> str:

@@ -48,17 +48,17 @@ def expected(way: str, n: int) -> Counts:
 def counted(way: str, n: int) -> Counts:
     """The same, counted by the first of n processes."""
     processes = multiprocessing.get_context("spawn")
-    here, there = processes.Pipe(duplex=False)
+    receiver, sender = processes.Pipe(duplex=False)
     with tempfile.TemporaryDirectory() as folder:
         meeting = f"file://{Path(folder) / 'meeting'}"
-        running = [processes.Process(target=_rank, args=(rank, n, meeting, way, there)) for rank in range(n)]
+        running = [processes.Process(target=_rank, args=(rank, n, meeting, way, sender)) for rank in range(n)]
         for process in running:
             process.start()
         try:
-            while not here.poll(1):
+            while not receiver.poll(1):
                 if any(process.exitcode for process in running):
                     raise RuntimeError(f"a process of {n} ended before it answered: {way}")
-            counts: Counts = here.recv()
+            counts: Counts = receiver.recv()
         finally:
             for process in running:
                 process.join(20)

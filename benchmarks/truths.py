@@ -79,8 +79,8 @@ def pooled(
     """
     T, S, device = problem.q.shape[2], problem.k.shape[2], problem.q.device
     chosen = range(problem.q.shape[1]) if heads is None else heads
-    asked = range(cells) if rows_of_cells is None else rows_of_cells
-    first, beyond = (-(-edge * T // cells) for edge in (asked.start, asked.stop))  # queries, rounded up
+    wanted = range(cells) if rows_of_cells is None else rows_of_cells
+    first, beyond = (-(-edge * T // cells) for edge in (wanted.start, wanted.stop))  # queries, rounded up
     keys, numbers = (torch.arange(n, device=device) for n in (S, cells))
     columns = (keys[:, None] * cells // S == numbers).to(dtype)  # [S, cells]
     picture = torch.zeros(problem.q.shape[0], len(chosen), cells, cells, dtype=dtype, device=device)
@@ -89,7 +89,7 @@ def pooled(
             _, p = problem.weights(rows, dtype, head)
             down = (rows * cells // T == numbers[:, None]).to(dtype)  # [cells, t]
             picture[:, place] += down @ (p[:, 0] @ columns)
-    return picture[:, :, asked.start : asked.stop]
+    return picture[:, :, wanted.start : wanted.stop]
 
 
 def mean_weights(problem: Problem, rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:

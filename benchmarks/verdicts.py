@@ -56,7 +56,7 @@ def error(values: Tensor, truth: Tensor) -> float:
 
 def check(
     truth: Values,
-    found: dict[str, Values],
+    arms: dict[str, Values],
     ours: str,
     peer: str | None,
     dtype: torch.dtype,
@@ -66,16 +66,16 @@ def check(
     """Every value of every arm beside the truth.
 
     Args:
-        found: arm -> its values.
+        arms: arm -> its values.
         peer: whose error is the measure; None, where nobody else computes these values: that of `yardstick`.
         yardstick: values by plain torch, all or some of them; beside a peer, the larger error counts.
     """
     measures = [
-        measure for measure in (found[peer] if peer is not None else None, yardstick) if measure is not None
+        measure for measure in (arms[peer] if peer is not None else None, yardstick) if measure is not None
     ]
     assert measures, "a case whose peer computes something else, or without one, needs a yardstick"
     results = []
-    for arm, values in found.items():
+    for arm, values in arms.items():
         for name, true in truth.items():
             size = float(true.abs().max())
             eps = torch.finfo(dtype).eps

@@ -103,13 +103,13 @@ English prose and Python; other languages are bytes to it. Findings about its he
 model: larger ones have more of everything, and other things.
 """
 
-Told = dict[str, Any]
+Facts = dict[str, Any]
 
 
 # What was stored
 
 
-def training_of(folder: Path, documents: Sequence[tuple[str, str, str]]) -> Told:
+def training_of(folder: Path, documents: Sequence[tuple[str, str, str]]) -> Facts:
     """A training in a few numbers, as JSON takes it.
 
     Args:
@@ -127,16 +127,16 @@ def training_of(folder: Path, documents: Sequence[tuple[str, str, str]]) -> Told
     letters: Counter[str] = Counter()
     for source, _, text in documents:
         letters[source] += len(text)
-    told = {name: history[name] for name in (*SETTINGS, "tokens_per_step", "tokens_in_corpus", "seconds")}
+    facts = {name: history[name] for name in (*SETTINGS, "tokens_per_step", "tokens_in_corpus", "seconds")}
     sizes = {source: {"documents": count[source], "letters": letters[source]} for source in count}
-    return told | {"validation": history["validation"][last], "sources": sizes}
+    return facts | {"validation": history["validation"][last], "sources": sizes}
 
 
-def _stored(file: Path, made_by: str) -> Told:
+def _stored(file: Path, made_by: str) -> Facts:
     if not file.is_file():
         raise ArgumentError(f"results must be there: no {file.name}; make it with {made_by}")
-    told: Told = json.loads(file.read_text("utf-8"))
-    return told
+    facts: Facts = json.loads(file.read_text("utf-8"))
+    return facts
 
 
 # The card
@@ -146,8 +146,8 @@ def card(
     model: Transformer,
     life: Specialisation,
     roles: Roles,
-    training: Told,
-    probed: Told,
+    training: Facts,
+    probed: Facts,
     *,
     weights: int,
     sources: Sequence[Source] = SOURCES,
@@ -201,7 +201,7 @@ def model_section(model: Transformer, weights: int) -> str:
     return "\n".join([MODEL, *_table(("", ""), facts)])
 
 
-def data_section(training: Told, sources: Sequence[Source]) -> str:
+def data_section(training: Facts, sources: Sequence[Source]) -> str:
     """What it read, with licences and sizes."""
     rows = []
     for source in sources:
@@ -216,21 +216,21 @@ def data_section(training: Told, sources: Sequence[Source]) -> str:
         rows.append((named, source.what, source.kind, source.licence, *numbers))
     letters = sum(size["letters"] for size in training["sources"].values())
     header = ("source", "what of it", "kind", "licence", "documents", "million letters")
-    told = DATA.format(letters=letters / 1e6, tokens=training["tokens_in_corpus"])
-    return "\n".join([told, *_table(header, rows, 2)])
+    text = DATA.format(letters=letters / 1e6, tokens=training["tokens_in_corpus"])
+    return "\n".join([text, *_table(header, rows, 2)])
 
 
-def training_section(training: Told) -> str:
+def training_section(training: Facts) -> str:
     """Settings, tokens and steps, the loss, the picture."""
     tokens = training["steps"] * training["tokens_per_step"]
-    told = TRAINED.format(
+    text = TRAINED.format(
         read=tokens / 1e6,
         epochs=tokens / training["tokens_in_corpus"],
         minutes=training["seconds"] / 60,
         loss=training["validation"],
     )
     rows = [(words, f"{training[name]:,}") for name, words in SETTINGS.items()]
-    return "\n".join([told, *_table(("", ""), rows, 1), "", f"![the loss, and how heads specialise]({RAW})"])
+    return "\n".join([text, *_table(("", ""), rows, 1), "", f"![the loss, and how heads specialise]({RAW})"])
 
 
 def heads_section(life: Specialisation) -> str:
@@ -250,8 +250,8 @@ def heads_section(life: Specialisation) -> str:
         )
         if (moment := life.when(name, least)) is not None
     ]
-    told = HEADS.format(when=" and ".join(when) or "neither kind of head")
-    return "\n".join([told, *_table(("head", "label", *shown.values()), rows, len(shown))])
+    text = HEADS.format(when=" and ".join(when) or "neither kind of head")
+    return "\n".join([text, *_table(("head", "label", *shown.values()), rows, len(shown))])
 
 
 def roles_section(roles: Roles) -> str:
@@ -286,32 +286,32 @@ def limits_section(model: Transformer) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """`python -m studies.card`"""
-    asked = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m studies.card", description=(__doc__ or "").partition("\n")[0]
     )
-    asked.add_argument("--training", type=Path, help="a folder of studies.mini, to be summed up anew")
-    asked.add_argument("--model", type=Path, default=FOLDER)
-    given = asked.parse_args(arguments)
-    if given.training is not None:
+    parser.add_argument("--training", type=Path, help="a folder of studies.mini, to be summed up anew")
+    parser.add_argument("--model", type=Path, default=FOLDER)
+    options = parser.parse_args(arguments)
+    if options.training is not None:
         from . import corpus
 
-        told = training_of(given.training, corpus.texts())
+        facts = training_of(options.training, corpus.texts())
         with whole_file(TRAINING) as half:
-            half.write_text(json.dumps(told, indent=1) + "\n", "utf-8")
-    model, tokenizer, _ = hw.models.load(given.model)
+            half.write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
+    model, tokenizer, _ = hw.models.load(options.model)
     assert isinstance(model, Transformer), "a folder of Transformer.save"
-    life = hw.models.specialisation(given.model)
+    life = hw.models.specialisation(options.model)
     whole = card(
         model,
         life,
         hw.roles(model, tokenizer),
         _stored(TRAINING, "python -m studies.card --training FOLDER"),
         _stored(PROBES, "python -m studies.probes"),
-        weights=(given.model / "model.safetensors").stat().st_size,
+        weights=(options.model / "model.safetensors").stat().st_size,
     )
-    with whole_file(given.model / "card.md") as half:
+    with whole_file(options.model / "card.md") as half:
         half.write_text(whole, "utf-8")
-    if given.model == FOLDER:
+    if options.model == FOLDER:
         life.plot().savefig(PICTURE)
         with whole_file(PAGE) as half:
             half.write_text('--8<-- "src/headwise/models/mini/card.md"\n', "utf-8")

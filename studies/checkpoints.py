@@ -54,9 +54,9 @@ class History:
             ArgumentError: no such file, or one of something else.
         """
         try:
-            told = json.loads(file.read_text("utf-8"))
-            validation = {int(step): float(loss) for step, loss in told["validation"].items()}
-            return cls([float(loss) for loss in told["losses"]], validation, int(told["tokens_per_step"]))
+            stored = json.loads(file.read_text("utf-8"))
+            validation = {int(step): float(loss) for step, loss in stored["validation"].items()}
+            return cls([float(loss) for loss in stored["losses"]], validation, int(stored["tokens_per_step"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ArgumentError(
                 f"history must be that of a training: {str(file)!r}: {type(error).__name__}: {error}; "
@@ -84,13 +84,13 @@ def checkpoints_in(folder: Path) -> dict[int, Path]:
         ArgumentError: there are none.
     """
     matches = [(NAME.fullmatch(file.name), file) for file in folder.glob("*.safetensors")]
-    found = {int(match[1]): file for match, file in matches if match is not None}
-    if not found:
+    checkpoints = {int(match[1]): file for match, file in matches if match is not None}
+    if not checkpoints:
         raise ArgumentError(
             f"folder must hold checkpoints: no step_000100.safetensors or the like in {str(folder)!r}; "
             "studies.mini writes them"
         )
-    return dict(sorted(found.items()))
+    return dict(sorted(checkpoints.items()))
 
 
 # One checkpoint
@@ -187,25 +187,25 @@ def measured(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """`python -m studies.checkpoints`"""
-    asked = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m studies.checkpoints", description=(__doc__ or "").partition("\n")[0]
     )
-    asked.add_argument("folder", type=Path)
-    asked.add_argument("--out", type=Path, required=True, help="the model's folder")
-    asked.add_argument("--device", default="cpu")
-    asked.add_argument("--without-roles", action="store_true")
-    given = asked.parse_args(arguments)
-    model, tokenizer, title = hw.models.load(given.out)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--out", type=Path, required=True, help="the model's folder")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--without-roles", action="store_true")
+    options = parser.parse_args(arguments)
+    model, tokenizer, title = hw.models.load(options.out)
     assert isinstance(model, Transformer), "a folder of Transformer.save"
     life = measured(
-        given.folder,
+        options.folder,
         model.config,
         tokenizer,
         title=title,
-        device=given.device,
-        roles=not given.without_roles,
+        device=options.device,
+        roles=not options.without_roles,
     )
-    place = life.save(given.out)
+    place = life.save(options.out)
     size = place.stat().st_size
     if size > MOST_BYTES:
         place.unlink()

@@ -161,19 +161,20 @@ def of_roles(subject: Subject) -> Iterator[Claim]:
     """Grammar, meaning, distance."""
     roles = subject.roles
     for about, names in GENERAL.items():
-        asked = [roles[name] for name in names if name in roles]
-        if not asked:
+        measured = [roles[name] for name in names if name in roles]
+        if not measured:
             yield Claim(about, "-", "-", "-", "cannot be asked", "no such relation points backward")
             continue
-        best = max(asked, key=lambda role: (role.found, role.share - max(role.rules.values())))
-        found = [role.name for role in asked if role.found]
+        best = max(measured, key=lambda role: (role.found, role.share - max(role.rules.values())))
+        present = [role.name for role in measured if role.found]
         yield Claim(
             about,
             f"{best.layer}.{best.head}",
             f"{best.name}: {best.share:.2f} ({best.low:.2f} to {best.high:.2f})",
             f"{best.rule} {best.rules[best.rule]:.2f}",
-            "holds" if len(found) == len(asked) else "holds in part" if found else "not found",
-            f"{len(found)} of {len(asked)} relations found" + (f": {', '.join(found)}" if found else ""),
+            "holds" if len(present) == len(measured) else "holds in part" if present else "not found",
+            f"{len(present)} of {len(measured)} relations found"
+            + (f": {', '.join(present)}" if present else ""),
         )
     yield _grammar(subject)
     yield _far(roles)
@@ -263,7 +264,7 @@ def of_positions(subject: Subject) -> Iterator[Claim]:
             "holds" if score >= 0.5 else "holds in part" if score > 2 * chance else "not found",
         )
     labels = Counter(head.label.name for head in heads.all())
-    told = ", ".join(f"{name} {count}" for name, count in labels.most_common())
+    counts_text = ", ".join(f"{name} {count}" for name, count in labels.most_common())
     idle = sum(labels[name] for name in ("mixed", "sink", "special-token", "broad"))
     yield Claim(
         "every head has a pattern that can be named",
@@ -271,7 +272,7 @@ def of_positions(subject: Subject) -> Iterator[Claim]:
         f"{sum(labels.values()) - idle} of {sum(labels.values())} have a label for what they attend to",
         "-",
         "wrong" if idle > 0.2 * sum(labels.values()) else "holds",
-        told,
+        counts_text,
     )
 
 

@@ -40,8 +40,8 @@ def word_weights(model: nn.Module, tokenizer: Any, text: str) -> Tensor:
 
     A word of several tokens is looked at by all of them in sum, and looks as they do on average.
     """
-    told = tokenizer(text, return_offsets_mapping=True)
-    ids, offsets = list(told["input_ids"]), [tuple(map(int, span)) for span in told["offset_mapping"]]
+    encoded = tokenizer(text, return_offsets_mapping=True)
+    ids, offsets = list(encoded["input_ids"]), [tuple(map(int, span)) for span in encoded["offset_mapping"]]
     start = getattr(tokenizer, "bos_token_id", None)
     if ids[0] not in set(tokenizer.all_special_ids) and start is not None:
         ids, offsets = [start, *ids], [(0, 0), *offsets]
@@ -93,32 +93,34 @@ def judge(weights: Tensor, untrained: Tensor, arrows: Sequence[tuple[int, int]],
         weights, untrained: [L, H, W, W] of `word_weights`, of the model and with random weights.
         arrows: (word, the word it should look at); those that no head can see are left out.
     """
-    seen = weights.sum((0, 1)) > 0  # of a causal model only what came before
-    seen.fill_diagonal_(False)
-    asked = [(i, j) for i, j in arrows if seen[i, j]]
-    if not asked:
+    visible = weights.sum((0, 1)) > 0  # of a causal model only what came before
+    visible.fill_diagonal_(False)
+    visible_arrows = [(i, j) for i, j in arrows if visible[i, j]]
+    if not visible_arrows:
         return Drawn(0, 0, 0, 0, 0.0, 1.0, 0.0, 0, 0.0, 0)
-    rows, columns = (torch.tensor(side) for side in zip(*asked, strict=True))
+    rows, columns = (torch.tensor(side) for side in zip(*visible_arrows, strict=True))
     others, random_others = (_others(each) for each in (weights, untrained))
     hits, share = _hits(others[:, rows, columns], others.amax(-1)[:, rows])
     best = int((hits + share / 2).argmax())
     random_hits, random_share = _hits(random_others[:, rows, columns], random_others.amax(-1)[:, rows])
     random_best = int((random_hits + random_share / 2).argmax())
     shuffled = torch.Generator().manual_seed(seed)
-    words = {i: [number for number, (word, _) in enumerate(asked) if word == i] for i, _ in asked}
-    got = torch.zeros(DRAWS, *hits.shape, len(asked))  # [DRAWS, L * H, arrows]
+    words = {
+        i: [number for number, (word, _) in enumerate(visible_arrows) if word == i] for i, _ in visible_arrows
+    }
+    got = torch.zeros(DRAWS, *hits.shape, len(visible_arrows))  # [DRAWS, L * H, arrows]
     for i, numbers in words.items():
-        row = others[:, i, seen[i]]  # [L * H, words that are seen]
+        row = others[:, i, visible[i]]  # [L * H, words that are seen]
         order = torch.rand(DRAWS, *row.shape, generator=shuffled).argsort(-1)[..., : len(numbers)]
         got[..., numbers] = row.expand(DRAWS, -1, -1).gather(-1, order)
     counts, shares = _hits(got, others.amax(-1)[:, rows])  # [DRAWS, L * H]
     as_well = (counts + shares / 2).amax(-1) >= hits[best] + share[best] / 2
-    offsets = Counter(j - i for i, j in asked)
+    offsets = Counter(j - i for i, j in visible_arrows)
     return Drawn(
         layer=best // weights.shape[1],
         head=best % weights.shape[1],
         hits=int(hits[best]),
-        arrows=len(asked),
+        arrows=len(visible_arrows),
         weight=float(share[best]),
         chance=float(as_well.double().mean()),
         by_chance=float(counts.amax(-1).double().mean()),
@@ -135,6 +137,6 @@ def _others(weights: Tensor) -> Tensor:
     return others / others.sum(-1, keepdim=True).clamp(min=1e-30)
 
 
-def _hits(given: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
+def _hits(on_arrows: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
     """How many arrows each head hits, and its mean weight on them: those weights, and the largest there."""
-    return (given >= most).sum(-1), given.mean(-1)
+    return (on_arrows >= most).sum(-1), on_arrows.mean(-1)

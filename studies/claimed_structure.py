@@ -79,9 +79,9 @@ def _loss(subject: Subject) -> tuple[Callable[[], float], str, float]:
 
     @torch.no_grad()
     def hidden() -> Tensor:
-        told: Any = subject.model(ids)
-        found = getattr(told, "logits", None)
-        return getattr(told, "last_hidden_state", told) if found is None else found
+        output: Any = subject.model(ids)
+        logits = getattr(output, "logits", None)
+        return getattr(output, "last_hidden_state", output) if logits is None else logits
 
     if subject.roles.causal:
 

@@ -45,8 +45,8 @@ def claims(
         roles: where they were measured before.
         seed: of random weights and draws.
     """
-    found = hw.roles(model, tokenizer) if roles is None else roles
-    subject = Subject(model, tokenizer, found, seed, SENTENCES)
+    model_roles = hw.roles(model, tokenizer) if roles is None else roles
+    subject = Subject(model, tokenizer, model_roles, seed, SENTENCES)
     rows: list[Claim] = []
     for part in PARTS:
         rows += part(subject)
@@ -54,7 +54,7 @@ def claims(
         "title": title,
         "sentence": SENTENCE,
         "heads": len(subject.every_head()),
-        "causal": found.causal,
+        "causal": model_roles.causal,
         "versions": {"headwise": hw.__version__, "torch": torch.__version__},
         "claims": [asdict(row) for row in rows],
     }
@@ -78,10 +78,10 @@ def markdown(results: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> str:
     """
     several = [results] if isinstance(results, Mapping) else results
     lines = []
-    for one in several:
-        lines += [f"### {one['title']}, {one['heads']} heads", ""]
+    for result in several:
+        lines += [f"### {result['title']}, {result['heads']} heads", ""]
         lines += ["| claim | best head | measured | compared with | verdict |", "|---|---|---|---|---|"]
-        for row in one["claims"]:
+        for row in result["claims"]:
             note = f"; {row['note']}" if row["note"] else ""
             cells = (row["about"], row["head"], row["number"], row["rule"], f"**{row['verdict']}**{note}")
             lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
@@ -100,18 +100,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--table", action="store_true", help="print what is stored, as Markdown")
     parser.add_argument("--roles", type=Path, help="roles that were measured before, as to_json wrote them")
     parser.add_argument("--out", type=Path, default=RESULTS, help="a folder for the result")
-    given = parser.parse_args(arguments)
-    if given.table:
-        stored = sorted(given.out.glob("claims_*.json"))
+    options = parser.parse_args(arguments)
+    if options.table:
+        stored = sorted(options.out.glob("claims_*.json"))
         print(markdown([json.loads(file.read_text("utf-8")) for file in stored]))
         return 0
-    if not given.model or len(given.model) > 2:
+    if not options.model or len(options.model) > 2:
         parser.error("say which model: --model minilm")
-    model, tokenizer, title = load(*given.model)
-    roles = Roles.from_json(given.roles.read_text("utf-8")) if given.roles else None
+    model, tokenizer, title = load(*options.model)
+    roles = Roles.from_json(options.roles.read_text("utf-8")) if options.roles else None
     results = claims(model, tokenizer, title, roles=roles)
-    given.out.mkdir(parents=True, exist_ok=True)
-    with whole_file(given.out / f"claims_{given.model[0]}.json", "out") as half:
+    options.out.mkdir(parents=True, exist_ok=True)
+    with whole_file(options.out / f"claims_{options.model[0]}.json", "out") as half:
         half.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
     print(markdown(results))
     return 0

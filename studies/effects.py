@@ -35,8 +35,8 @@ def measure(
     model: nn.Module, tokenizer: Any, heads: Mapping[str, Sequence[Any]], file: Path, *, draws: int = 20
 ) -> RoleEffects:
     """The effects of the heads of relations, (layer, head, share) each, kept in the file as they come."""
-    known = RoleEffects.from_json(file.read_text("utf-8")) if file.exists() else RoleEffects((), (), METHOD)
-    rows, unasked = list(known), list(known.unasked)
+    stored = RoleEffects.from_json(file.read_text("utf-8")) if file.exists() else RoleEffects((), (), METHOD)
+    rows, unasked = list(stored), list(stored.unasked)
     for name, places in heads.items():
         chosen = {(layer, head) for layer, head, *_ in places}
         if name in unasked or any(
@@ -44,10 +44,12 @@ def measure(
         ):
             continue
         role = SimpleNamespace(heads=places)
-        asked = name.removesuffix(NOT_FOUND)
-        found = hw.role_effects(model, tokenizer, SimpleNamespace(found={asked: role}), draws=draws)
-        rows = [row for row in rows if row.relation != name] + [replace(row, relation=name) for row in found]
-        unasked += [name for _ in found.unasked]
+        relation = name.removesuffix(NOT_FOUND)
+        measured = hw.role_effects(model, tokenizer, SimpleNamespace(found={relation: role}), draws=draws)
+        rows = [row for row in rows if row.relation != name] + [
+            replace(row, relation=name) for row in measured
+        ]
+        unasked += [name for _ in measured.unasked]
         with whole_file(file) as half:
             half.write_text(RoleEffects(rows, unasked, METHOD).to_json() + "\n", "utf-8")
     return RoleEffects([row for row in rows if row.relation in heads], unasked, METHOD)
@@ -100,21 +102,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--also", nargs="+", default=[], help="relations that were not found: their best head"
     )
     parser.add_argument("--out", type=Path, default=RESULTS, help="a folder for the result")
-    given = parser.parse_args(arguments)
-    if given.table:
-        for file in sorted(given.out.glob("effects_*.json")):
+    options = parser.parse_args(arguments)
+    if options.table:
+        for file in sorted(options.out.glob("effects_*.json")):
             stored = RoleEffects.from_json(file.read_text("utf-8"))
             print(f"### {file.stem.partition('_')[2]}\n\n{markdown(stored)}\n")
         return 0
-    if not given.model or len(given.model) > 2:
+    if not options.model or len(options.model) > 2:
         parser.error("say which model: --model mini")
-    model, tokenizer, _ = load(*given.model)
-    roles = Roles.from_json(given.roles.read_text("utf-8")) if given.roles else hw.roles(model, tokenizer)
+    model, tokenizer, _ = load(*options.model)
+    roles = Roles.from_json(options.roles.read_text("utf-8")) if options.roles else hw.roles(model, tokenizer)
     chosen = {name: role.heads for name, role in roles.found.items()}
-    for role in (roles[name] for name in given.also if name not in chosen):
+    for role in (roles[name] for name in options.also if name not in chosen):
         chosen[role.name + NOT_FOUND] = [(role.layer, role.head, role.share)]
-    given.out.mkdir(parents=True, exist_ok=True)
-    print(measure(model, tokenizer, chosen, given.out / f"effects_{given.model[0]}.json"))
+    options.out.mkdir(parents=True, exist_ok=True)
+    print(measure(model, tokenizer, chosen, options.out / f"effects_{options.model[0]}.json"))
     return 0
 
 

@@ -127,9 +127,9 @@ def scenes(seconds: float | None = None) -> tuple[Scene, ...]:
         raise ArgumentError(
             f"seconds must be {SHORTEST} to {LONGEST}: got {wanted:g}; leave it out for {usual:g}"
         )
-    told = training.facts()
+    facts = training.facts()
     return tuple(
-        replace(scene, seconds=scene.seconds * wanted / usual, caption=scene.caption.format(**told))
+        replace(scene, seconds=scene.seconds * wanted / usual, caption=scene.caption.format(**facts))
         for scene in TABLE
     )
 
@@ -218,16 +218,16 @@ def _heading(stage: Stage, scene: Scene) -> None:
     widths = [len(name) * 7.4 + 20 for name in CHAPTERS]
     right = WIDTH - 24 - sum(widths)
     for number, (name, width) in enumerate(zip(CHAPTERS, widths, strict=True)):
-        here = number == scene.chapter
+        current = number == scene.chapter
         stage.text(
             right + width / 2,
             30,
             name,
             13,
-            INK if here else (LATER, FAINT)[number < scene.chapter],
-            bold=here,
+            INK if current else (LATER, FAINT)[number < scene.chapter],
+            bold=current,
         )
-        if here:
+        if current:
             stage.line([(right + 8, 52), (right + width - 8, 52)], "#e95561", 3)
         right += width
 
@@ -251,9 +251,9 @@ def ffmpeg() -> str:
     Raises:
         PackageMissing: neither on the path nor in Python's packages.
     """
-    found = shutil.which("ffmpeg")
-    if found is not None:
-        return found
+    program = shutil.which("ffmpeg")
+    if program is not None:
+        return program
     try:
         from imageio_ffmpeg import get_ffmpeg_exe
     except ModuleNotFoundError as error:
@@ -291,10 +291,13 @@ def write(film: Sequence[Scene], out: Path) -> list[Path]:
         whole = Path(folder) / "frames.mkv"
         raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{WIDTH}x{HEIGHT}", "-r", str(RATE), "-i", "-"]
         _filmed([*quiet, *raw, "-c:v", "ffv1", str(whole)], film)
-        for name, how in FORMATS.items():
+        for name, format_options in FORMATS.items():
             with whole_file(out / name) as half:
                 done = subprocess.run(
-                    [*quiet, "-i", str(whole), *how, str(half)], capture_output=True, text=True, check=False
+                    [*quiet, "-i", str(whole), *format_options, str(half)],
+                    capture_output=True,
+                    text=True,
+                    check=False,
                 )
                 if done.returncode:
                     raise ArgumentError(f"ffmpeg must make {name}: {done.stderr.strip()}; try another ffmpeg")
@@ -325,10 +328,10 @@ def _filmed(command: Sequence[str], film: Sequence[Scene]) -> None:
             process.stdin = None
         except BrokenPipeError:
             pass  # it says why below
-        said = process.stderr.read().decode(errors="replace").strip()
+        message = process.stderr.read().decode(errors="replace").strip()
     print(file=sys.stderr)
     if process.returncode:
-        raise ArgumentError(f"ffmpeg must take frames: {said}; try another ffmpeg")
+        raise ArgumentError(f"ffmpeg must take frames: {message}; try another ffmpeg")
 
 
 def stills(film: Sequence[Scene], out: Path, times: Sequence[float] = (0.5, 0.97)) -> None:
@@ -342,14 +345,14 @@ def stills(film: Sequence[Scene], out: Path, times: Sequence[float] = (0.5, 0.97
             imsave(out / name, frame(scene, t, number / len(film)))
 
 
-def main(given: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Make it."""
     parser = argparse.ArgumentParser(prog="python -m studies.film", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--out", metavar="DIR", type=Path, default=ROOT / "docs", help="the folder (docs)")
     parser.add_argument("--seconds", metavar="N", type=float, help=f"how long, {SHORTEST} to {LONGEST}")
     parser.add_argument("--stills", metavar="DIR", type=Path, help="pictures of every scene instead of films")
-    options = parser.parse_args(given)
+    options = parser.parse_args(arguments)
     try:
         film = scenes(options.seconds)
         if options.stills is not None:

@@ -77,19 +77,19 @@ def words(stage: Stage, t: float) -> None:
     """Word by word, a vector each."""
     x = numbers().x
     for row, word in enumerate(WORDS):
-        here = eased(t, 0.04 + 0.09 * row, 0.1 + 0.09 * row)
-        stage.text(LARGE.x - 14, LARGE.y + (row + 0.47) * LARGE.size, word, 22, at="right", alpha=here)
+        alpha = eased(t, 0.04 + 0.09 * row, 0.1 + 0.09 * row)
+        stage.text(LARGE.x - 14, LARGE.y + (row + 0.47) * LARGE.size, word, 22, at="right", alpha=alpha)
     stage.cells(
         x, LARGE, VALUES, numbers=".1f",
         shown=lambda row, column: eased(t - 0.09 * row - 0.012 * column, 0.07, 0.13),
     )  # fmt: skip
     for number, words in enumerate(("what the word is", "where it stands")):
-        here = eased(t, 0.62 + 0.08 * number, 0.7 + 0.08 * number)
+        alpha = eased(t, 0.62 + 0.08 * number, 0.7 + 0.08 * number)
         left = LARGE.x + number * 4 * LARGE.size
         stage.line(
-            [(left + 2, 140), (left + 2, 132), (left + 155, 132), (left + 155, 140)], FAINT, alpha=here
+            [(left + 2, 140), (left + 2, 132), (left + 155, 132), (left + 155, 140)], FAINT, alpha=alpha
         )
-        stage.text(left + 78, 116, words, 16, FAINT, alpha=here)
+        stage.text(left + 78, 116, words, 16, FAINT, alpha=alpha)
     stage.text(490, 388, "X  [5, 8]:  5 words, d_model = 8", 17, FAINT, alpha=eased(t, 0.8, 0.88))
     _scale(stage, 418, eased(t, 0.8, 0.88))
 
@@ -102,7 +102,7 @@ def _scale(stage: Stage, y: float, alpha: float) -> None:
     stage.text(place.x + 148, y + 9, "positive", 13, FAINT, at="left", alpha=alpha)
 
 
-ONE = (1, 2)  # the number whose sum is written out: the word, the column of W_q
+WRITTEN_OUT = (1, 2)  # the number whose sum is written out: the word, the column of W_q
 
 
 def _sum(row: int, column: int) -> str:
@@ -116,26 +116,26 @@ def _sum(row: int, column: int) -> str:
 def project(stage: Stage, t: float) -> None:
     """X times W_q: one number, then all of them."""
     e = numbers()
-    row, column = ONE
+    row, column = WRITTEN_OUT
     moved = eased(t, 0, 0.14)
     x = between(LARGE, LEFT, moved)
-    there = eased(t, 0.12, 0.22)
+    alpha = eased(t, 0.12, 0.22)
     stage.words_beside(WORDS, x, 22 - 8 * moved)
     stage.cells(e.x, x, VALUES, numbers=".1f")
-    _under(stage, LEFT, 8, 5, "X  [5, 8]", there)
-    stage.cells(e.w_q, MIDDLE, WEIGHTS, numbers=".1f", alpha=there)
-    _under(stage, MIDDLE, 8, 8, "W_q  [8, 8]", there)
-    stage.text(366, 250, "×", 26, FAINT, alpha=there)
-    stage.text(664, 250, "=", 26, FAINT, alpha=there)
-    stage.cells(e.q * 0, RIGHT, WEIGHTS, alpha=0.6 * there)
-    _under(stage, RIGHT, 8, 5, "Q  [5, 8]", there)
-    one = eased(t, 0.24, 0.3)
+    _under(stage, LEFT, 8, 5, "X  [5, 8]", alpha)
+    stage.cells(e.w_q, MIDDLE, WEIGHTS, numbers=".1f", alpha=alpha)
+    _under(stage, MIDDLE, 8, 8, "W_q  [8, 8]", alpha)
+    stage.text(366, 250, "×", 26, FAINT, alpha=alpha)
+    stage.text(664, 250, "=", 26, FAINT, alpha=alpha)
+    stage.cells(e.q * 0, RIGHT, WEIGHTS, alpha=0.6 * alpha)
+    _under(stage, RIGHT, 8, 5, "Q  [5, 8]", alpha)
+    marked_in = eased(t, 0.24, 0.3)
     fill = row_by_row(t, 0.62, 0.95)
     stage.cells(
         e.q, RIGHT, WEIGHTS, numbers=".1f",
-        shown=lambda r, c: max(fill(r, c), eased(t, 0.42, 0.48) if (r, c) == ONE else 0.0),
+        shown=lambda r, c: max(fill(r, c), eased(t, 0.42, 0.48) if (r, c) == WRITTEN_OUT else 0.0),
     )  # fmt: skip
-    marked = one * (1 - eased(t, 0.9, 0.97))
+    marked = marked_in * (1 - eased(t, 0.9, 0.97))
     s = 28
     stage.outline(LEFT.x - 2, LEFT.y + row * s - 2, 8 * s + 2, s + 2, INK, alpha=marked)
     stage.outline(MIDDLE.x + column * s - 2, MIDDLE.y - 2, s + 2, 8 * s + 2, INK, alpha=marked)
@@ -159,17 +159,17 @@ def three_projections(stage: Stage, t: float) -> None:
     _under(stage, x, 8, 5, "X", moved)
     for number, name in enumerate(QKV):
         weight, result = _stack(number)
-        here = 1.0 if number == 0 else eased(t, 0.12 + 0.14 * number, 0.24 + 0.14 * number)
+        progress = 1.0 if number == 0 else eased(t, 0.12 + 0.14 * number, 0.24 + 0.14 * number)
         if number == 0:
             weight, result = between(MIDDLE, weight, moved), between(RIGHT, result, moved)
-        late = moved if number == 0 else here
+        late = moved if number == 0 else progress
         stage.arrow(306, CENTRES[1], 418, CENTRES[number], PALE, late)
-        stage.cells(getattr(e, f"w_{name}"), weight, (WEIGHTS, VALUES, VALUES)[number], alpha=here)
+        stage.cells(getattr(e, f"w_{name}"), weight, (WEIGHTS, VALUES, VALUES)[number], alpha=progress)
         stage.arrow(556, CENTRES[number], 628, CENTRES[number], PALE, late)
         fill = row_by_row(t, 0.25 + 0.14 * number, 0.5 + 0.14 * number)
         stage.cells(
             getattr(e, name), result, (WEIGHTS, VALUES, VALUES)[number],
-            shown=None if number == 0 else fill, alpha=here,
+            shown=None if number == 0 else fill, alpha=progress,
         )  # fmt: skip
         stage.text(
             weight.x - 8, CENTRES[number] - 42, f"W_{name}", 15, INK, at="right", bold=True, alpha=late
@@ -196,9 +196,9 @@ def split(stage: Stage, t: float) -> None:
     moved = eased(t, 0.02, 0.2)
     cut = eased(t, 0.22, 0.32)
     for head in range(HEADS):
-        here = eased(t, 0.3, 0.42)
-        stage.outline(40 + HALF * head, 254, 400, 206, HEAD[head], alpha=here, line=1.5, corner=8)
-        stage.text(64 + HALF * head, 274, name_of(head), 17, HEAD[head], at="left", bold=True, alpha=here)
+        alpha = eased(t, 0.3, 0.42)
+        stage.outline(40 + HALF * head, 254, 400, 206, HEAD[head], alpha=alpha, line=1.5, corner=8)
+        stage.text(64 + HALF * head, 274, name_of(head), 17, HEAD[head], at="left", bold=True, alpha=alpha)
     stage.words_beside(WORDS, _row(0), 13, alpha=moved)
     for number, name in enumerate(QKV):
         tone = (WEIGHTS, VALUES, VALUES)[number]
@@ -274,8 +274,8 @@ def scores(stage: Stage, t: float) -> None:
             s.x + column * CELL - 2, s.y + row * CELL - 2, CELL + 2, CELL + 2, HEAD[head], alpha=working
         )
         stage.text(HALF * head + 158, 192, f"{WORDS[row]} · {WORDS[column]}", 14, FAINT, alpha=working)
-        told = f"{float(e.scores[head, row, column]):.2f}".replace("-", "−")
-        stage.text(HALF * head + 158, 216, told, 17, HEAD[head], bold=True, alpha=working)
+        score_text = f"{float(e.scores[head, row, column]):.2f}".replace("-", "−")
+        stage.text(HALF * head + 158, 216, score_text, 17, HEAD[head], bold=True, alpha=working)
         stage.text(q.x + 72, 454, f"Q{'₁₂'[head]}", 15, FAINT, alpha=moved)
         stage.text(s.x + 90, 454, "scores", 15, FAINT, alpha=moved)
         stage.text(k.x + 196, k.y + 70, f"K{'₁₂'[head]}ᵀ", 15, FAINT, alpha=moved)
@@ -333,8 +333,8 @@ def _half_done(
 def strongest(head: int, row: int, least: float = 0.2) -> str:
     """Where a word looks, in words: each key that has this share or more."""
     weights = numbers().weights[head, row]
-    found = [(float(share), WORDS[at]) for at, share in enumerate(weights) if share >= least]
-    return ", ".join(f"{word} {share:.2f}" for share, word in sorted(found, reverse=True))
+    largest = [(float(share), WORDS[at]) for at, share in enumerate(weights) if share >= least]
+    return ", ".join(f"{word} {share:.2f}" for share, word in sorted(largest, reverse=True))
 
 
 def read(stage: Stage, t: float) -> None:
@@ -344,13 +344,13 @@ def read(stage: Stage, t: float) -> None:
     for head in range(HEADS):
         place = _map(head)
         stage.cells(e.weights[head], place, toned(HEAD[head]), numbers=".2f")
-        said = ("the word before", "the word it goes with")[head]
-        stage.text(place.x + 115, 396, said, 19, HEAD[head], bold=True, alpha=eased(t, 0.08, 0.16))
+        caption = ("the word before", "the word it goes with")[head]
+        stage.text(place.x + 115, 396, caption, 19, HEAD[head], bold=True, alpha=eased(t, 0.08, 0.16))
         for row in range(1 if head == 0 else 0, len(WORDS)):
             column = int(e.weights[head, row].argmax())
-            here = eased(t, 0.14 + 0.08 * row, 0.2 + 0.08 * row)
+            alpha = eased(t, 0.14 + 0.08 * row, 0.2 + 0.08 * row)
             stage.outline(
-                place.x + column * 46 - 2, place.y + row * 46 - 2, 48, 48, INK, line=2.5, alpha=here
+                place.x + column * 46 - 2, place.y + row * 46 - 2, 48, 48, INK, line=2.5, alpha=alpha
             )
         stage.text(place.x + 115, 426, f"chased → {strongest(head, 2)}", 15, FAINT, alpha=eased(t, 0.5, 0.6))
 
@@ -367,7 +367,7 @@ def mix(stage: Stage, t: float) -> None:
     """Values in the shares of each row."""
     e = numbers()
     moved = eased(t, 0.0, 0.16)
-    there = eased(t, 0.12, 0.22)
+    alpha = eased(t, 0.12, 0.22)
     start, end = 0.26, 0.94
     each = (end - start) / len(WORDS)
     row = min(int(max(t - start, 0) / each), 4)
@@ -377,31 +377,31 @@ def mix(stage: Stage, t: float) -> None:
         place = between(_map(head), shares, moved)
         stage.cells(e.weights[head], place, toned(HEAD[head]), numbers=".2f")
         stage.words_beside(WORDS, place, 14)
-        stage.text(40, shares.y + 77, name_of(head), 19, HEAD[head], at="left", bold=True, alpha=there)
-        stage.text(380, shares.y + 77, "×", 24, FAINT, alpha=there)
-        stage.text(612, shares.y + 77, "=", 24, FAINT, alpha=there)
-        stage.words_beside(WORDS, values, 11, there * 0.8)
+        stage.text(40, shares.y + 77, name_of(head), 19, HEAD[head], at="left", bold=True, alpha=alpha)
+        stage.text(380, shares.y + 77, "×", 24, FAINT, alpha=alpha)
+        stage.text(612, shares.y + 77, "=", 24, FAINT, alpha=alpha)
+        stage.words_beside(WORDS, values, 11, alpha * 0.8)
         stage.cells(
-            e.of_head("v", head), values, VALUES, numbers=".1f", alpha=there,
-            shown=_taken(e.weights[head, row], working),
+            e.of_head("v", head), values, VALUES, numbers=".1f", alpha=alpha,
+            shown=_mixed_in(e.weights[head, row], working),
         )  # fmt: skip
-        stage.cells(e.mixed[head] * 0, out, VALUES, alpha=0.6 * there)
+        stage.cells(e.mixed[head] * 0, out, VALUES, alpha=0.6 * alpha)
         stage.cells(e.mixed[head], out, VALUES, numbers=".1f", shown=row_by_row(t, start, end))
         for grid, columns in ((shares, 5), (out, 4)):
             stage.outline(grid.x - 2, grid.y + row * 31 - 2, columns * 31 + 2, 33, INK, alpha=working)
         if head == 0:
             for grid, columns, name in ((shares, 5, "shares"), (values, 4, "values"), (out, 4, "mixed")):
-                stage.text(grid.x + columns * 15.5, grid.y - 14, name, 14, FAINT, alpha=there)
+                stage.text(grid.x + columns * 15.5, grid.y - 14, name, 14, FAINT, alpha=alpha)
         stage.text(794, out.y + 58, f"“{WORDS[row]}” takes", 15, INK, at="left", alpha=working)
-        for number, told in enumerate(strongest(head, row).split(", ")[:2]):
-            word, share = told.split()
+        for number, line in enumerate(strongest(head, row).split(", ")[:2]):
+            word, share = line.split()
             stage.text(
                 794, out.y + 84 + 24 * number, f"{share} of “{word}”", 15, HEAD[head], at="left", bold=True,
                 alpha=working,
             )  # fmt: skip
 
 
-def _taken(shares: Tensor, working: float) -> Callable[[int, int], float]:
+def _mixed_in(shares: Tensor, working: float) -> Callable[[int, int], float]:
     """Rows of values as bright as what is taken of them."""
     each = shares.tolist()
     return lambda row, column: 1 - working * 0.88 * (1 - each[row])
@@ -441,7 +441,7 @@ def project_back(stage: Stage, t: float) -> None:
     """Times W_o."""
     e = numbers()
     moved = eased(t, 0.0, 0.2)
-    there = eased(t, 0.16, 0.28)
+    alpha = eased(t, 0.16, 0.28)
     s = 28
     for head in range(HEADS):
         end = Place(LEFT.x - APART + head * (4 * s + APART), LEFT.y, s)
@@ -452,22 +452,22 @@ def project_back(stage: Stage, t: float) -> None:
         stage.text(place.x + 2 * size, place.y - 18, name_of(head), 15, HEAD[head], bold=True)
         stage.line(
             [(MIDDLE.x - 7, MIDDLE.y + head * 4 * s + 2), (MIDDLE.x - 7, MIDDLE.y + (head * 4 + 4) * s - 4)],
-            HEAD[head], 4, alpha=there,
+            HEAD[head], 4, alpha=alpha,
         )  # fmt: skip
     stage.words_beside(WORDS, between(_joined(0), LEFT._replace(x=LEFT.x - APART), moved), 17 - 3 * moved)
-    stage.cells(e.w_o, MIDDLE, signed(0.7), numbers=".1f", alpha=there)
-    stage.text(362, 250, "×", 26, FAINT, alpha=there)
-    stage.text(664, 250, "=", 26, FAINT, alpha=there)
-    stage.cells(e.output * 0, RIGHT, OUT, alpha=0.6 * there)
+    stage.cells(e.w_o, MIDDLE, signed(0.7), numbers=".1f", alpha=alpha)
+    stage.text(362, 250, "×", 26, FAINT, alpha=alpha)
+    stage.text(664, 250, "=", 26, FAINT, alpha=alpha)
+    stage.cells(e.output * 0, RIGHT, OUT, alpha=0.6 * alpha)
     start, end_of = 0.34, 0.9
     stage.cells(e.output, RIGHT, OUT, numbers=".1f", shown=row_by_row(t, start, end_of))
     row = min(int(max(t - start, 0) / ((end_of - start) / 5)), 4)
     working = eased(t, start - 0.03, start) * (1 - eased(t, end_of, end_of + 0.05))
     for grid, more in ((LEFT._replace(x=LEFT.x - APART), APART), (RIGHT, 0)):
         stage.outline(grid.x - 2, grid.y + row * s - 2, 8 * s + 2 + more, s + 2, INK, alpha=working)
-    _under(stage, LEFT, 8, 5, "Concat  [5, 8]", there)
-    _under(stage, MIDDLE, 8, 8, "W_o  [8, 8]", there)
-    _under(stage, RIGHT, 8, 5, "output  [5, 8]", there)
+    _under(stage, LEFT, 8, 5, "Concat  [5, 8]", alpha)
+    _under(stage, MIDDLE, 8, 8, "W_o  [8, 8]", alpha)
+    _under(stage, RIGHT, 8, 5, "output  [5, 8]", alpha)
 
 
 def by_hand(stage: Stage, t: float) -> None:

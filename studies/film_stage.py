@@ -72,7 +72,7 @@ def eased(t: float, start: float = 0.0, end: float = 1.0) -> float:
 
 def between(a: Place, b: Place, share: float) -> Place:
     """On the way from one place to another."""
-    return Place(*(one + (other - one) * share for one, other in zip(a, b, strict=True)))
+    return Place(*(start + (other - start) * share for start, other in zip(a, b, strict=True)))
 
 
 # Colours
@@ -91,7 +91,8 @@ def rgb(colour: Colour) -> tuple[float, float, float]:
 def blend(a: Colour, b: Colour, share: float) -> tuple[float, float, float]:
     """A colour on the way from one to another."""
     red, green, blue = (
-        one + (other - one) * min(max(share, 0.0), 1.0) for one, other in zip(rgb(a), rgb(b), strict=True)
+        start + (other - start) * min(max(share, 0.0), 1.0)
+        for start, other in zip(rgb(a), rgb(b), strict=True)
     )
     return red, green, blue
 
@@ -235,17 +236,17 @@ class Stage:
         gap = max(1.0, place.size / 18)
         for row, line in enumerate(values.tolist()):
             for column, value in enumerate(line):
-                there = alpha * (1.0 if shown is None else shown(row, column))
-                if there <= 0.004:
+                opacity = alpha * (1.0 if shown is None else shown(row, column))
+                if opacity <= 0.004:
                     continue
                 right, down = (column, row) if at is None else at(row, column)
                 x, y = place.x + right * place.size, place.y + down * place.size
                 colour = tone(value)
                 side = place.size - gap
-                self.box(x, y, side, side, colour, there)
+                self.box(x, y, side, side, colour, opacity)
                 if numbers:
-                    told = _number(value, numbers)
-                    self.text(x + side / 2, y + side / 2, told, place.size * 0.35, _on(colour), alpha=there)
+                    text = _number(value, numbers)
+                    self.text(x + side / 2, y + side / 2, text, place.size * 0.35, _on(colour), alpha=opacity)
 
     def words_beside(self, words: Sequence[str], place: Place, size: float = 14, alpha: float = 1) -> None:
         """To the left of a grid's rows."""

@@ -52,26 +52,26 @@ Head = tuple[int, int]  # layer, head
 @cache
 def facts() -> Facts:
     """Numbers that captions say, by name."""
-    told = life()
-    before, repeats = told.when("previous", 0.5), told.when("induction_stripe", 0.4)
+    history = life()
+    before, repeats = history.when("previous", 0.5), history.when("induction_stripe", 0.4)
     assert before is not None and repeats is not None
     then, end = (
-        [name for layer in told.labels[at] for name in layer]
-        for at in (told.steps.tolist().index(repeats.step), -1)
+        [name for layer in history.labels[at] for name in layer]
+        for at in (history.steps.tolist().index(repeats.step), -1)
     )
-    _, L, H = told.shape
+    _, L, H = history.shape
     return {
         "layers": str(L),
         "heads": str(H),
         "all": str(L * H),
-        "last_loss": f"{float(told.validation[-1]):.2f}",
-        "last_step": f"{int(told.steps[-1]):,}",
+        "last_loss": f"{float(history.validation[-1]):.2f}",
+        "last_step": f"{int(history.steps[-1]):,}",
         "before_step": f"{before.step:,}",
         "before_head": f"{before.layer}.{before.head}",
         "before_score": f"{before.score:.2f}",
         "repeat_step": f"{repeats.step:,}",
         "repeat_head": f"{repeats.layer}.{repeats.head}",
-        "kept": str(sum(one == other for one, other in zip(then, end, strict=True))),
+        "kept": str(sum(before_training == other for before_training, other in zip(then, end, strict=True))),
         "labelled": str(L * H - end.count(None)),
         "unlabelled": str(end.count(None)),
     }
@@ -111,10 +111,10 @@ def _every() -> list[Head]:
 
 def _spots(when: float) -> dict[Head, tuple[float, float]]:
     """Where every head stands at a time."""
-    found: list[list[list[float]]] = [
+    positions: list[list[list[float]]] = [
         _at(life().statistics[name], when).tolist() for name in ("entropy", "local")
     ]
-    return {one: _spot(found[0][one[0]][one[1]], found[1][one[0]][one[1]]) for one in _every()}
+    return {head: _spot(positions[0][head[0]][head[1]], positions[1][head[0]][head[1]]) for head in _every()}
 
 
 def _seat(layer: int, head: int) -> tuple[float, float]:
@@ -129,23 +129,23 @@ def _sides() -> dict[Head, tuple[float, float]]:
     Of the heads that have a label worth a name at the end; others get and lose theirs too fast to be read.
     """
     last = _spots(float(len(life().steps) - 1))
-    named = [one for one in last if _label(-1, *one) in NAMED]
-    taken = list(last.values())
-    found = {}
-    for one in named:
-        x, y = last[one]
+    named = [key for key in last if _label(-1, *key) in NAMED]
+    occupied = list(last.values())
+    offsets = {}
+    for head in named:
+        x, y = last[head]
 
         def free(side: tuple[float, float], x: float = x, y: float = y) -> float:
             return min(
-                math.hypot((x + side[0] - a) / 1.6, y + side[1] - b) for a, b in taken if (a, b) != (x, y)
+                math.hypot((x + side[0] - a) / 1.6, y + side[1] - b) for a, b in occupied if (a, b) != (x, y)
             )
 
         sides = [(23.0, 0.0), (0.0, -17.0), (0.0, 17.0)]
         sides += [(-23.0, 0.0)] if x > LEFT + 40 else []  # not over the axis
         best = max(sides, key=lambda side: min(free(side), 16))
-        found[one] = best
-        taken.append((x + best[0], y + best[1]))
-    return found
+        offsets[head] = best
+        occupied.append((x + best[0], y + best[1]))
+    return offsets
 
 
 def _label(checkpoint: int, layer: int, head: int) -> str:
@@ -168,19 +168,21 @@ def _dots(stage: Stage, when: float, seated: float) -> None:
     """Every head as a dot; seated: how far they are from the plane to their places in the model."""
     checkpoint = int(when + 1e-6)
     past = [when - TRAIL * (1 - part / 12) for part in range(13)]
-    tracks = [_spots(one) for one in past if one >= 0]
-    order = sorted(tracks[-1], key=lambda one: (_label(checkpoint, *one) in NAMED, one))
-    for one in order:
-        label = _label(checkpoint, *one)
-        stage.line([track[one] for track in tracks], COLOURS[label], 2, alpha=0.35 * (1 - min(3 * seated, 1)))
-        (x, y), (to_x, to_y) = tracks[-1][one], _seat(*one)
+    tracks = [_spots(checkpoint_time) for checkpoint_time in past if checkpoint_time >= 0]
+    order = sorted(tracks[-1], key=lambda key: (_label(checkpoint, *key) in NAMED, key))
+    for head in order:
+        label = _label(checkpoint, *head)
+        stage.line(
+            [track[head] for track in tracks], COLOURS[label], 2, alpha=0.35 * (1 - min(3 * seated, 1))
+        )
+        (x, y), (to_x, to_y) = tracks[-1][head], _seat(*head)
         radius = 8 if label in NAMED else 7
         stage.disc(x + (to_x - x) * seated, y + (to_y - y) * seated, radius + 4 * seated, COLOURS[label])
-    for one in order:
-        label = _label(checkpoint, *one)
-        if label in NAMED and one in _sides():
-            (x, y), (right, down) = tracks[-1][one], _sides()[one]
-            name = f"{one[0]}.{one[1]}"
+    for head in order:
+        label = _label(checkpoint, *head)
+        if label in NAMED and head in _sides():
+            (x, y), (right, down) = tracks[-1][head], _sides()[head]
+            name = f"{head[0]}.{head[1]}"
             stage.text(x + right, y + down, name, 13, COLOURS[label], bold=True, alpha=1 - min(3 * seated, 1))
 
 
@@ -197,13 +199,13 @@ def _seats(stage: Stage, alpha: float) -> None:
 
 def _legend(stage: Stage, when: float, alpha: float = 1) -> None:
     """Labels, each with how many heads have it."""
-    count = Counter(_label(int(when + 1e-6), *one) for one in _every())
+    count = Counter(_label(int(when + 1e-6), *head) for head in _every())
     x, y = LEFT + 22, TOP + HIGH - 138
     for number, (name, colour) in enumerate(COLOURS.items()):
-        here = alpha * (1.0 if count[name] else 0.35)
-        stage.disc(x, y + 21 * number, 6, colour, here)
-        stage.text(x + 14, y + 21 * number, name, 13, INK, at="left", alpha=here)
-        stage.text(x + 138, y + 21 * number, str(count[name]), 13, INK, at="right", alpha=here)
+        opacity = alpha * (1.0 if count[name] else 0.35)
+        stage.disc(x, y + 21 * number, 6, colour, opacity)
+        stage.text(x + 14, y + 21 * number, name, 13, INK, at="left", alpha=opacity)
+        stage.text(x + 138, y + 21 * number, str(count[name]), 13, INK, at="right", alpha=opacity)
 
 
 # Curves
@@ -220,8 +222,8 @@ def _panel(
     stage.line(
         [(PANELS_LEFT, top), (PANELS_LEFT, top + high), (PANELS_LEFT + PANELS_WIDE, top + high)], PALE, 1.2
     )
-    for place, told in zip((0, 1), ends, strict=True):
-        stage.text(PANELS_LEFT - 7, top + high * (1 - place), told, 11, FAINT, at="right")
+    for place, text in zip((0, 1), ends, strict=True):
+        stage.text(PANELS_LEFT - 7, top + high * (1 - place), text, 11, FAINT, at="right")
     for xs, values, colour, width in lines:
         points = [(x, y) for x, y in zip(xs.tolist(), values.tolist(), strict=True) if 0 <= x <= now]
         after = next(((x, y) for x, y in zip(xs.tolist(), values.tolist(), strict=True) if x > now), None)
@@ -243,20 +245,20 @@ def _value(stage: Stage, number: int, when: float, at: float, words: str, colour
 
 
 def _curves(stage: Stage, when: float) -> None:
-    told = life()
+    history = life()
     logs = _logs()
 
     def of_loss(value: float) -> float:
         return (value - 2) / 6.2
 
-    training = (_share(told.curve[:, 0]), told.curve[:, 1], PALE, 2.0)
-    judged = (logs, told.validation, INK, 2.2)
+    training = (_share(history.curve[:, 0]), history.curve[:, 1], PALE, 2.0)
+    judged = (logs, history.validation, INK, 2.2)
     _panel(stage, 0, "validation loss, nats per token", (training, judged), when, of_loss, ("2.0", "8.2"))
-    loss = float(_at(told.validation, when))
+    loss = float(_at(history.validation, when))
     _value(stage, 0, when, of_loss(loss), f"{loss:.2f}", INK)
     for number, (name, label, words) in enumerate(CURVES, 1):
-        scores = told.statistics[name]  # [C, L, H]
-        best = told.best(name)
+        scores = history.statistics[name]  # [C, L, H]
+        best = history.best(name)
         others = scores.flatten(1).T
         lines = [(logs, each, PALE, 1.0) for each in others] + [(logs, scores[:, *best], COLOURS[label], 2.4)]
         _panel(stage, number, f"{label.replace('-', ' ')}: {words}", lines, when, float, ("0", "1"))
@@ -265,7 +267,7 @@ def _curves(stage: Stage, when: float) -> None:
             _value(stage, number, when, score, f"{best[0]}.{best[1]}", COLOURS[label])
     bottom = sum(PANELS[-1])
     for step in (16, 100, 1000, 8000):
-        x = PANELS_LEFT + PANELS_WIDE * float(_share(told.steps.new_tensor([step]))[0])
+        x = PANELS_LEFT + PANELS_WIDE * float(_share(history.steps.new_tensor([step]))[0])
         stage.text(x, bottom + 13, f"{step:,}", 11, FAINT)
     stage.text(PANELS_LEFT + PANELS_WIDE / 2, bottom + 29, "steps of training", 12, FAINT)
 
@@ -275,11 +277,11 @@ def _curves(stage: Stage, when: float) -> None:
 
 def _counter(stage: Stage, when: float, alpha: float = 1) -> None:
     """The step, large; what it had read by then, small."""
-    told = life()
+    history = life()
     low, part = int(when + 1e-6), when - int(when + 1e-6)
-    first, last = (float(told.steps[min(at, len(told.steps) - 1)]) for at in (low, low + 1))
+    first, last = (float(history.steps[min(at, len(history.steps) - 1)]) for at in (low, low + 1))
     step = first + (last - first) * part if first == 0 else first * (last / first) ** part
-    per_step = float(told.tokens[-1]) / float(told.steps[-1])
+    per_step = float(history.tokens[-1]) / float(history.steps[-1])
     stage.text(LEFT + WIDE, TOP + 10, f"step {round(step):,}", 24, at="right", bold=True, alpha=alpha)
     read = f"{step * per_step / 1e6:.1f} million tokens read"
     stage.text(LEFT + WIDE, TOP + 34, read, 13, FAINT, at="right", alpha=alpha)

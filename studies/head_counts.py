@@ -62,7 +62,7 @@ def one_model(plan: Plan, heads: int, seed: int, tokens: corpus.Corpus, device: 
     """Train one and measure it: numbers alone, as JSON takes them."""
     torch.manual_seed(seed)
     model = Transformer(plan.config(heads))  # drawn on the CPU: the same weights on any device
-    told: Report = {
+    report: Report = {
         "heads": heads,
         "seed": seed,
         "head_dim": model.config.d_model // heads,
@@ -76,8 +76,8 @@ def one_model(plan: Plan, heads: int, seed: int, tokens: corpus.Corpus, device: 
     model.to(device)
     validation = tokens.validation.to(torch.int32)
     probes = Probes(plan, validation, model.config.vocab_size, device)
-    with attempted(told, "before"):
-        told["before"] = diversity_of(model, probes)
+    with attempted(report, "before"):
+        report["before"] = diversity_of(model, probes)
     history = fit(
         model,
         mini.windows(tokens.train.to(torch.int32).to(device), plan.batch, plan.length, seed),
@@ -90,12 +90,12 @@ def one_model(plan: Plan, heads: int, seed: int, tokens: corpus.Corpus, device: 
         autocast=None if device == "cpu" else torch.bfloat16,
         seed=seed,
     )
-    told |= {
+    report |= {
         "steps": history.steps,
         "seconds": round(history.seconds, 2),
         "training_losses": _stretches(history.losses),
     }
-    return told | measured(model, plan, validation, probes, told)
+    return report | measured(model, plan, validation, probes, report)
 
 
 def _digest(model: Transformer) -> str:
@@ -205,10 +205,10 @@ def run_all(plan: Plan, options: argparse.Namespace) -> Report:
         return results
 
     with tempfile.TemporaryDirectory() as folder:
-        here = Path(folder)
+        directory = Path(folder)
         tokens = _random_tokens() if plan.trial else corpus.load()
-        torch.save([tokens.train, tokens.validation], here / "tokens.pt")
-        (here / "plan.json").write_text(json.dumps(asdict(plan)), "utf-8")
+        torch.save([tokens.train, tokens.validation], directory / "tokens.pt")
+        (directory / "plan.json").write_text(json.dumps(asdict(plan)), "utf-8")
 
         def start(job: Job) -> subprocess.Popen[Any]:
             heads, seed = job
@@ -216,23 +216,25 @@ def run_all(plan: Plan, options: argparse.Namespace) -> Report:
             command += ["--inside", folder, "--device", options.device]
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             threads = {"OMP_NUM_THREADS": str(max(1, cores // at_once))}
-            found = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), *sys.path]))}
+            paths = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), *sys.path]))}
             with (options.out / f"heads{heads}_seed{seed}.log").open("wb") as log:
                 return subprocess.Popen(
-                    command, cwd=ROOT, env=os.environ | threads | found, stdout=log, stderr=log
+                    command, cwd=ROOT, env=os.environ | threads | paths, stdout=log, stderr=log
                 )
 
         def ended(job: Job, trouble: str | None) -> None:
-            place = here / "heads{}_seed{}.json".format(*job)
-            told = json.loads(place.read_text("utf-8")) if place.exists() else {}
-            if "failed" in told or not told:
-                missing[job] = told.get("failed") or trouble or "it ended without a result"
+            place = directory / "heads{}_seed{}.json".format(*job)
+            report = json.loads(place.read_text("utf-8")) if place.exists() else {}
+            if "failed" in report or not report:
+                missing[job] = report.get("failed") or trouble or "it ended without a result"
             else:
-                models[job] = told
+                models[job] = report
                 missing.pop(job)
             save()
-            said = missing.get(job) or f"loss {told.get('validation_loss')}, {told['seconds']:.0f} s"
-            print(f"{time.monotonic() - began:5.0f} s  {job[0]:2} heads, seed {job[1]}: {said}", flush=True)
+            message = missing.get(job) or f"loss {report.get('validation_loss')}, {report['seconds']:.0f} s"
+            print(
+                f"{time.monotonic() - began:5.0f} s  {job[0]:2} heads, seed {job[1]}: {message}", flush=True
+            )
 
         deadline = began + 60 * options.minutes
         crew(jobs, start, at_once=at_once, deadline=deadline, ended=ended)
@@ -255,8 +257,8 @@ def taken_over(plan: Plan, earlier: Report) -> dict[Job, Report]:
             f"{mine[name]!r}; give the same options"
         )
     wanted = set(plan.jobs)
-    found = {(each["heads"], each["seed"]): each for each in earlier["models"]}
-    return {job: each for job, each in found.items() if job in wanted}
+    models = {(each["heads"], each["seed"]): each for each in earlier["models"]}
+    return {job: each for job, each in models.items() if job in wanted}
 
 
 def _random_tokens() -> corpus.Corpus:
@@ -267,18 +269,20 @@ def _random_tokens() -> corpus.Corpus:
 
 def one_inside(options: argparse.Namespace) -> int:
     """The process of one model: its numbers, or what went wrong, in a file of its own."""
-    (heads, seed), here = options.one, options.inside
-    given = json.loads((here / "plan.json").read_text("utf-8"))
-    plan = Plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
-    train, validation = torch.load(here / "tokens.pt")
+    (heads, seed), directory = options.one, options.inside
+    fields = json.loads((directory / "plan.json").read_text("utf-8"))
+    plan = Plan(
+        **{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    )
+    train, validation = torch.load(directory / "tokens.pt")
     try:
-        told = one_model(plan, heads, seed, corpus.Corpus(train, validation), options.device)
+        report = one_model(plan, heads, seed, corpus.Corpus(train, validation), options.device)
     except Exception as error:
         traceback.print_exc()
-        told = {"failed": in_words(error)}
-    with whole_file(here / f"heads{heads}_seed{seed}.json") as half:
-        half.write_text(json.dumps(told), "utf-8")
-    return 1 if "failed" in told else 0
+        report = {"failed": in_words(error)}
+    with whole_file(directory / f"heads{heads}_seed{seed}.json") as half:
+        half.write_text(json.dumps(report), "utf-8")
+    return 1 if "failed" in report else 0
 
 
 # The command
@@ -293,8 +297,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results = json.loads(options.show.read_text("utf-8"))
     else:
         plan = TRIAL if options.trial else Plan()
-        given = {name: getattr(options, name) for name in ("heads", "seeds", "steps", "batch")}
-        plan = replace(plan, **{name: value for name, value in given.items() if value is not None})
+        changes = {name: getattr(options, name) for name in ("heads", "seeds", "steps", "batch")}
+        plan = replace(plan, **{name: value for name, value in changes.items() if value is not None})
         results = run_all(plan, options)
     print(report(results, options.picture))
     return 1 if results["missing"] else 0

@@ -78,13 +78,13 @@ TRIAL = Plan(
 
 
 @contextmanager
-def attempted(told: Report, name: str) -> Iterator[None]:
+def attempted(report: Report, name: str) -> Iterator[None]:
     """A measurement that fails is told of, and costs no other."""
     try:
         yield
     except Exception as error:
         traceback.print_exc()
-        told["problems"][name] = in_words(error)
+        report["problems"][name] = in_words(error)
 
 
 def in_words(error: BaseException) -> str:
@@ -114,23 +114,23 @@ class Probes:
 
 
 @torch.no_grad()
-def measured(model: Transformer, plan: Plan, validation: Tensor, probes: Probes, told: Report) -> Report:
+def measured(model: Transformer, plan: Plan, validation: Tensor, probes: Probes, report: Report) -> Report:
     """Everything that the table tells of a trained model; what fails is added to told["problems"]."""
     began = time.monotonic()
     model.eval()
-    found: Report = {}
-    with attempted(told, "validation_loss"):
-        found["validation_loss"] = _number(mini.validation_loss(model, validation, plan.length))
-    with attempted(told, "after"):
-        found["after"] = diversity_of(model, probes)
-    with attempted(told, "labels"):
-        found |= _labels(model, probes)
-    with attempted(told, "induction"):
-        found |= _repetition(model, plan, probes)
-    with attempted(told, "without"):
-        found["without"] = _robustness(model, plan, probes)
-    found["measured_in"] = round(time.monotonic() - began, 2)
-    return found
+    measurements: Report = {}
+    with attempted(report, "validation_loss"):
+        measurements["validation_loss"] = _number(mini.validation_loss(model, validation, plan.length))
+    with attempted(report, "after"):
+        measurements["after"] = diversity_of(model, probes)
+    with attempted(report, "labels"):
+        measurements |= _labels(model, probes)
+    with attempted(report, "induction"):
+        measurements |= _repetition(model, plan, probes)
+    with attempted(report, "without"):
+        measurements["without"] = _robustness(model, plan, probes)
+    measurements["measured_in"] = round(time.monotonic() - began, 2)
+    return measurements
 
 
 @torch.no_grad()
@@ -142,12 +142,12 @@ def diversity_of(model: Transformer, probes: Probes) -> Report:
     """
     with hw.watch(model, keep=False, statistics=(), pooled=None, diversity=True) as heads:
         model(probes.watched)
-    found = hw.diversity(heads)
-    cosines = [float(hw.heads.one_number(matrix[None])) for matrix in found.outputs.values()]
+    diversity = hw.diversity(heads)
+    cosines = [float(hw.heads.one_number(matrix[None])) for matrix in diversity.outputs.values()]
     return {
-        "attention": _number(found.number),
+        "attention": _number(diversity.number),
         "outputs": _number(sum(cosines) / len(cosines)),
-        "attention_by_layer": [_number(each) for each in found.by_layer.values()],
+        "attention_by_layer": [_number(each) for each in diversity.by_layer.values()],
     }
 
 
@@ -183,15 +183,15 @@ def _robustness(model: Transformer, plan: Plan, probes: Probes) -> Report:
     """The loss with every head, without each one, and without fractions of all heads (their outputs 0)."""
     layers, heads = model.config.num_layers, model.config.num_heads
     every = [(layer, head) for layer in range(layers) for head in range(heads)]
-    found: Report = {
+    losses: Report = {
         "baseline": _number(float(next_token_loss(model, probes.text))),
         "one": without(model, probes.text, [[head] for head in every]),
     }
     for name, share in FRACTIONS.items():
         count = len(every) * share
         if count == int(count):  # an eighth of four heads is none
-            found[name] = without(model, probes.text, sets_of(every, int(count), plan.draws))
-    return found
+            losses[name] = without(model, probes.text, sets_of(every, int(count), plan.draws))
+    return losses
 
 
 def without(model: Transformer, text: Tensor, sets: Iterable[list[tuple[int, int]]]) -> list[float]:

@@ -46,7 +46,7 @@ THRESHOLDS = {entry.name: entry.threshold for entry in LABELS}
 
 def sentences(results: Results) -> list[str]:
     """What the numbers say, whichever way they came out."""
-    said = [
+    remarks = [
         _ranked(results, LOSS, "Validation loss", "nats per token", 4),
         _ranked(results, rise("1/4"), "Rise of the loss with a quarter of all heads switched off", "nats", 3),
         _ranked(results, rise("one"), "Mean rise of the loss with one head switched off", "nats", 4),
@@ -55,24 +55,24 @@ def sentences(results: Results) -> list[str]:
         _formed(results, "induction", at("induction", "score"), "on repeated random tokens"),
         _formed(results, "previous-token", at("previous", "score"), "on validation text"),
     ]
-    return [*filter(None, said), *_caveats(results)]
+    return [*filter(None, remarks), *_caveats(results)]
 
 
-def _ranked(results: Results, value: Value, what: str, unit: str, digits: int) -> str | None:
+def _ranked(results: Results, value: Value, subject: str, unit: str, digits: int) -> str | None:
     """Least and most, and which counts differ clearly from the one they are compared with."""
-    found = by_heads(results, value)
-    if len(found) < 2:
+    numbers = by_heads(results, value)
+    if len(numbers) < 2:
         return None
-    ranked = sorted(found, key=lambda count: fmean(found[count].values()))
+    ranked = sorted(numbers, key=lambda count: fmean(numbers[count].values()))
     ends = [
-        f"{spread([*found[count].values()], digits)} ({heads_in_words(count)})"
+        f"{spread([*numbers[count].values()], digits)} ({heads_in_words(count)})"
         for count in (ranked[0], ranked[-1])
     ]
-    words = f"{what}: from {ends[0]} to {ends[1]} {unit}."
+    words = f"{subject}: from {ends[0]} to {ends[1]} {unit}."
     common = reference_of(results)
-    if common not in found:
+    if common not in numbers:
         return words
-    gaps = {count: difference(found[count], found[common]) for count in found if count != common}
+    gaps = {count: difference(numbers[count], numbers[common]) for count in numbers if count != common}
     lower, higher, same = _sorted(gaps)
     parts = [f"clearly lower with {lower}"] * bool(lower) + [f"clearly higher with {higher}"] * bool(higher)
     parts += [f"not clearly different with {same}"] * bool(same)
@@ -92,20 +92,20 @@ def _trained(results: Results) -> str | None:
 
 def _sorted(gaps: dict[int, tuple[float, float] | None]) -> tuple[str, str, str]:
     """The counts whose gap is clearly below 0, clearly above, and neither, in words."""
-    known = {count: gap for count, gap in gaps.items() if gap is not None}
-    below = [count for count, (mean, half) in known.items() if mean + half < 0]
-    above = [count for count, (mean, half) in known.items() if mean - half > 0]
-    rest = [count for count in known if count not in below and count not in above]
+    measured = {count: gap for count, gap in gaps.items() if gap is not None}
+    below = [count for count, (mean, half) in measured.items() if mean + half < 0]
+    above = [count for count, (mean, half) in measured.items() if mean - half > 0]
+    rest = [count for count in measured if count not in below and count not in above]
     return listed(below), listed(above), listed(rest)
 
 
 def _formed(results: Results, name: str, value: Value, where: str) -> str | None:
-    found, least = by_heads(results, value), THRESHOLDS[name]
-    if not found:
+    numbers, least = by_heads(results, value), THRESHOLDS[name]
+    if not numbers:
         return None
     each = [
         f"{sum(score >= least for score in scores.values())} of {len(scores)} with {heads_in_words(count)}"
-        for count, scores in found.items()
+        for count, scores in numbers.items()
     ]
     return f"Models with a head whose {name} score is {least} or more {where}: {', '.join(each)}."
 
@@ -114,45 +114,45 @@ def _caveats(results: Results) -> list[str]:
     """What the comparison does not say, and whether it is as equal as it was meant to be."""
     settings, models = results["settings"], results["models"]
     counts, seeds = counts_of(results), {model["seed"] for model in models}
-    said = [
+    remarks = [
         f"One learning rate ({settings['lr']:g}, mini's) for all models, not tuned; {settings['steps']} "
         f"steps of {settings['batch'] * settings['length']:,} tokens."
     ]
-    said += results.get("remarks", [])
+    remarks += results.get("remarks", [])
     weights = {
         seed: {model["initial_weights"] for model in models if model["seed"] == seed} for seed in seeds
     }
     parameters = {model["parameters"] for model in models}
     if len(parameters) == 1 and all(len(some) == 1 for some in weights.values()):
-        said.append(
+        remarks.append(
             f"Every model has {parameters.pop():,} parameters, and models of one seed start with the same "
             "weights."
         )
     else:
-        said.append(
+        remarks.append(
             "The models are not equal: the number of parameters or the initial weights of one seed differ."
         )
     pairs = {model["heads"]: model["rope_pairs"] for model in models}
     if None not in pairs.values() and len(counts) > 1:
         few, many = counts[0], counts[-1]
-        said.append(
+        remarks.append(
             f"RoPE rotates pairs of channels, each with its own frequency: {pairs[few]} frequencies with "
             f"{heads_in_words(few)}, {pairs[many]} with {heads_in_words(many)}. More heads have fewer "
             "frequencies."
         )
     if counts[0] == 1:
-        said.append(
+        remarks.append(
             "With 1 head per layer, switching it off removes all attention of that layer, there is no "
             "diversity within a layer, and an eighth of all heads may be less than one."
         )
     if len(counts) > 2:
-        said.append(
+        remarks.append(
             f"{len(counts) - 1} comparisons at 95 % each: without any true difference, one in twenty is "
             "clear by chance."
         )
     if len(seeds) == 1:
-        said.append("There is only one seed, so the spread is unknown.")
-    return said
+        remarks.append("There is only one seed, so the spread is unknown.")
+    return remarks
 
 
 # All of it
@@ -189,9 +189,9 @@ def _missing(results: Results) -> list[str]:
         for each in results["missing"]
     ]
     lines += [
-        f"- {heads_in_words(model['heads'])}, seed {model['seed']}, {part}: {why}"
+        f"- {heads_in_words(model['heads'])}, seed {model['seed']}, {part}: {problem}"
         for model in results["models"]
-        for part, why in model["problems"].items()
+        for part, problem in model["problems"].items()
     ]
     return ["", "Missing:", "", *lines] if lines else []
 
@@ -242,14 +242,14 @@ def _panel(
 
     counts, every = counts_of(results), list[float]()
     for (name, value), colour in zip(curves.items(), COLOURS, strict=False):
-        found = by_heads(results, value)
-        if not found:
+        by_count = by_heads(results, value)
+        if not by_count:
             continue
-        for count, numbers in found.items():
+        for count, numbers in by_count.items():
             axes.plot([count] * len(numbers), [*numbers.values()], "o", color=colour, ms=3, alpha=0.45)
             every += numbers.values()
-        means = [fmean(numbers.values()) for numbers in found.values()]
-        axes.plot([*found], means, "-", color=colour, lw=1.8, label=name)
+        means = [fmean(numbers.values()) for numbers in by_count.values()]
+        axes.plot([*by_count], means, "-", color=colour, lw=1.8, label=name)
     axes.set_xscale("log", base=2)
     axes.set_xlim(counts[0] / 1.2, counts[-1] * 1.2)
     if logarithmic and every and min(every) > 0:  # a loss may also fall

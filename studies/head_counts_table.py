@@ -29,34 +29,34 @@ def rise(name: str, over: Callable[[list[float]], float] = fmean) -> Value:
     """By how much the loss rises without some heads: over all sets of them that were tried."""
 
     def value(model: Results) -> float | None:
-        found = model.get("without", {})
-        return over(found[name]) - found["baseline"] if name in found else None
+        losses = model.get("without", {})
+        return over(losses[name]) - losses["baseline"] if name in losses else None
 
     return value
 
 
 def mattering(model: Results) -> float | None:
     """The share of heads without which the loss rises by more than `MATTERS` of it."""
-    found = model.get("without")
-    if found is None:
+    losses = model.get("without")
+    if losses is None:
         return None
-    return fmean(loss - found["baseline"] > MATTERS * found["baseline"] for loss in found["one"])
+    return fmean(loss - losses["baseline"] > MATTERS * losses["baseline"] for loss in losses["one"])
 
 
 def labelled(model: Results) -> float | None:
     """The share of heads with a label other than mixed."""
-    found = model.get("labels")
-    return None if not found else 1 - found.get(MIXED, 0) / sum(found.values())
+    labels = model.get("labels")
+    return None if not labels else 1 - labels.get(MIXED, 0) / sum(labels.values())
 
 
 def at(*path: str) -> Value:
     """A number inside the model's."""
 
     def value(model: Results) -> float | None:
-        found: Any = model
+        entry: Any = model
         for name in path:
-            found = found.get(name) if found is not None else None
-        return found
+            entry = entry.get(name) if entry is not None else None
+        return entry
 
     return value
 
@@ -89,12 +89,12 @@ FURTHER: dict[str, tuple[Value, int]] = {
 
 def by_heads(results: Results, value: Value) -> dict[int, dict[int, float]]:
     """{heads: {seed: number}}, of those that have one."""
-    found: dict[int, dict[int, float]] = {}
+    numbers: dict[int, dict[int, float]] = {}
     for model in results["models"]:
         number = value(model)
         if number is not None:
-            found.setdefault(model["heads"], {})[model["seed"]] = number
-    return dict(sorted(found.items()))
+            numbers.setdefault(model["heads"], {})[model["seed"]] = number
+    return dict(sorted(numbers.items()))
 
 
 def counts_of(results: Results) -> list[int]:

@@ -111,9 +111,9 @@ def train(
     """Train mini, or go on; weights at `checkpoint_steps` and history.json lie in `out` afterwards."""
     from safetensors.torch import save_file
 
-    found = corpus.load()
-    tokens = found.train.to(torch.int32).to(device)
-    validation = found.validation.to(torch.int32)
+    built = corpus.load()
+    tokens = built.train.to(torch.int32).to(device)
+    validation = built.validation.to(torch.int32)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Transformer(config()).to(device)
@@ -148,12 +148,12 @@ def train(
         every=every,
         seed=seed,
     )
-    told = {
+    facts = {
         "steps": history.steps,
         "batch": batch,
         "length": LENGTH,
         "tokens_per_step": batch * LENGTH,
-        "tokens_in_corpus": len(found.train),
+        "tokens_in_corpus": len(built.train),
         "seconds": history.seconds,
         "lr": LR,
         "warmup": WARMUP,
@@ -162,7 +162,7 @@ def train(
         "validation": judged,
     }
     with whole_file(out / "history.json") as temporary:
-        temporary.write_text(json.dumps(told))
+        temporary.write_text(json.dumps(facts))
     return model.eval()
 
 
@@ -194,10 +194,12 @@ def main() -> None:
     parser.add_argument(
         "--ship", action="store_true", help="write the package's own model from what was trained"
     )
-    given = parser.parse_args()
-    model = train(given.out, device=given.device, steps=given.steps, batch=given.batch, seed=given.seed)
-    if given.ship:
-        ship(given.out)
+    options = parser.parse_args()
+    model = train(
+        options.out, device=options.device, steps=options.steps, batch=options.batch, seed=options.seed
+    )
+    if options.ship:
+        ship(options.out)
     print(f"validation loss {validation_loss(model, corpus.load().validation):.4f} nats per token")
 
 

@@ -81,10 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--roles", nargs="+", choices=list(TITLES), default=[], help="models to measure anew")
     for name in parser.parse_args(arguments).roles:
         model, tokenizer, _ = load(name)
-        found = hw.roles(model, tokenizer, keep=False)
+        roles = hw.roles(model, tokenizer, keep=False)
         with whole_file(RESULTS / f"roles_{name}.json") as half:
-            half.write_text(found.to_json(), "utf-8")
-        print(found)
+            half.write_text(roles.to_json(), "utf-8")
+        print(roles)
     made = page()
     with whole_file(PAGE) as half:
         half.write_text(made, "utf-8")

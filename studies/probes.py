@@ -33,7 +33,7 @@ from headwise.models.pretrained import most_tokens
 from headwise.whole_files import whole_file
 
 from .probe_texts import CODE, PROSE
-from .switched_off import DRAWS, Place, Probe, Told, ablations, stripe
+from .switched_off import DRAWS, Facts, Place, Probe, ablations, stripe
 from .trained_models import load
 
 RESULTS = Path(__file__).parent / "results" / "probes.json"
@@ -107,11 +107,11 @@ def probes_of(
     words = torch.tensor([word for word in range(vocabulary_of(model)) if word not in special])
     drawn = [words[torch.randint(len(words), (sequences, period), generator=random)] for period in periods]
 
-    def twice(said: Tensor) -> Tensor:
-        front = [] if first is None else [torch.full((len(said), 1), first)]
-        return torch.cat([*front, said, said], 1)
+    def twice(ids: Tensor) -> Tensor:
+        front = [] if first is None else [torch.full((len(ids), 1), first)]
+        return torch.cat([*front, ids, ids], 1)
 
-    made = [Probe("random tokens", tuple(twice(said) for said in drawn), start)]
+    made = [Probe("random tokens", tuple(twice(ids) for ids in drawn), start)]
     for name, text in (("prose", PROSE), ("code", CODE)):
         made.append(Probe(name, (twice(pieces(tokenizer, text, piece)),), start))
     return made
@@ -157,21 +157,21 @@ def scores_on(model: nn.Module, probe: Probe) -> Scores:
     return total
 
 
-def stripes_by_period(model: nn.Module, probe: Probe) -> Told:
+def stripes_by_period(model: nn.Module, probe: Probe) -> Facts:
     """The stripe of every head, period by period: what is farther back is harder to find."""
-    told: Told = {}
+    stripes: Facts = {}
     for ids in probe.batches:
-        one = scores_on(model, Probe(probe.name, (ids,), probe.start))["induction_stripe"]
-        told[str(probe.period(ids))] = [[round(x, 4) for x in row] for row in one.tolist()]
-    return told
+        scores = scores_on(model, Probe(probe.name, (ids,), probe.start))["induction_stripe"]
+        stripes[str(probe.period(ids))] = [[round(x, 4) for x in row] for row in scores.tolist()]
+    return stripes
 
 
 def labels_of(scores: Scores) -> list[list[hw.heads.Label]]:
     """A label per head, by the thresholds of `headwise.heads.LABELS`; induction is the stripe."""
-    known = scores | {"induction": scores["induction_stripe"]}
+    by_name = scores | {"induction": scores["induction_stripe"]}
     layers, heads = scores["previous"].shape
     return [
-        [hw.heads.label({name: float(value[i, j]) for name, value in known.items()}) for j in range(heads)]
+        [hw.heads.label({name: float(value[i, j]) for name, value in by_name.items()}) for j in range(heads)]
         for i in range(layers)
     ]
 
@@ -202,14 +202,14 @@ def measured(
     draws: int = DRAWS,
     seed: int = 0,
     probes: Sequence[Probe] | None = None,
-) -> Told:
+) -> Facts:
     """Everything, as JSON takes it."""
     device = next(model.parameters()).device
     probes = probes_of(model, tokenizer, seed=seed) if probes is None else probes
     probes = [Probe(p.name, tuple(ids.to(device) for ids in p.batches), p.start) for p in probes]
     scores = {probe.name: scores_on(model, probe) for probe in probes}
     layers, heads = next(iter(scores.values()))["previous"].shape
-    found: Told = {}
+    kinds: Facts = {}
     ablated: dict[str, list[Place]] = {}
     for kind, rule in KINDS.items():
         by_probe = torch.stack([passing(kind, each) for each in scores.values()])  # [probes, L, H]
@@ -217,7 +217,7 @@ def measured(
         mean = values.mean(0)
         every, some = places(by_probe.all(0), mean), places(by_probe.any(0), mean)
         best = divmod(int(values.amin(0).argmax()), heads)
-        found[kind] = {
+        kinds[kind] = {
             "score": rule.score,
             "threshold": rule.threshold,
             "found": bool(every),
@@ -232,7 +232,7 @@ def measured(
         "layers": layers,
         "heads": heads,
         "probes": [_described(probe) for probe in probes],
-        "kinds": found,
+        "kinds": kinds,
         "stripe_by_period": stripes_by_period(model, probes[0]),
         "scores": {
             probe: {
@@ -247,7 +247,7 @@ def measured(
     }
 
 
-def _head(at: Place, values: Tensor, passes: Tensor, scores: dict[str, Scores]) -> Told:
+def _head(at: Place, values: Tensor, passes: Tensor, scores: dict[str, Scores]) -> Facts:
     numbers = {name: round(float(values[(number, *at)]), 4) for number, name in enumerate(scores)}
     return {
         "layer": at[0],
@@ -257,12 +257,12 @@ def _head(at: Place, values: Tensor, passes: Tensor, scores: dict[str, Scores]) 
     }
 
 
-def _described(probe: Probe) -> Told:
+def _described(probe: Probe) -> Facts:
     periods = [probe.period(ids) for ids in probe.batches]
     return {"name": probe.name, "periods": periods, "sequences": [len(ids) for ids in probe.batches]}
 
 
-def markdown(results: Told) -> str:
+def markdown(results: Facts) -> str:
     """The results as tables."""
     names = [probe["name"] for probe in results["probes"]]
     lines = [
@@ -277,12 +277,12 @@ def markdown(results: Told) -> str:
         f"| kind | score | from | head | {' | '.join(names)} | on every probe |",
         f"|---|---|---|---|{'---|' * len(names)}---|",
     ]
-    for kind, told in results["kinds"].items():
-        what = f"| {kind} | {told['score'].replace('_', ' ')} | {told['threshold']}"
-        for head in told["heads"]:
+    for kind, entry in results["kinds"].items():
+        row_start = f"| {kind} | {entry['score'].replace('_', ' ')} | {entry['threshold']}"
+        for head in entry["heads"]:
             numbers = " | ".join(f"{head['scores'][name]:.2f}" for name in names)
             verdict = "yes" if head["everywhere"] else "no"
-            lines.append(f"{what} | {head['layer']}.{head['head']} | {numbers} | {verdict} |")
+            lines.append(f"{row_start} | {head['layer']}.{head['head']} | {numbers} | {verdict} |")
     for head in results["kinds"].get("induction", {}).get("heads", []):
         by_period = [
             f"{stripes[head['layer']][head['head']]:.2f} over {period}"
@@ -301,10 +301,14 @@ def markdown(results: Told) -> str:
         f"|{'---|' * 11}",
     ]
     for row in results["ablations"]:
-        seen = row.get("stripe")
+        stripe_share = row.get("stripe")
         stripes = (
-            [f"{seen['whole']:.2f}", f"{seen['without']:.2f}", _interval(seen["others"])]
-            if seen
+            [
+                f"{stripe_share['whole']:.2f}",
+                f"{stripe_share['without']:.2f}",
+                _interval(stripe_share["others"]),
+            ]
+            if stripe_share
             else ["", "", ""]
         )
         beside = row["others"]
@@ -324,8 +328,12 @@ def markdown(results: Told) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _interval(told: Told) -> str:
-    return "-" if told["mean"] is None else f"{told['mean']:.2f} ({told['low']:.2f} to {told['high']:.2f})"
+def _interval(interval: Facts) -> str:
+    return (
+        "-"
+        if interval["mean"] is None
+        else f"{interval['mean']:.2f} ({interval['low']:.2f} to {interval['high']:.2f})"
+    )
 
 
 # The command
@@ -333,19 +341,19 @@ def _interval(told: Told) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """`python -m studies.probes`"""
-    asked = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m studies.probes", description=(__doc__ or "").partition("\n")[0]
     )
-    asked.add_argument("model", nargs="?", help="a folder or a name; by default the built-in model")
-    asked.add_argument("--out", type=Path, default=RESULTS)
-    asked.add_argument("--device", default="cpu")
-    asked.add_argument("--draws", type=int, default=DRAWS)
-    asked.add_argument("--seed", type=int, default=0)
-    given = asked.parse_args(arguments)
-    model, tokenizer, title = load(given.model)
-    model = model.to(given.device).eval()
-    results = measured(model, tokenizer, title, draws=given.draws, seed=given.seed)
-    with whole_file(given.out) as half:
+    parser.add_argument("model", nargs="?", help="a folder or a name; by default the built-in model")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--draws", type=int, default=DRAWS)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    model, tokenizer, title = load(options.model)
+    model = model.to(options.device).eval()
+    results = measured(model, tokenizer, title, draws=options.draws, seed=options.seed)
+    with whole_file(options.out) as half:
         half.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
     print(markdown(results))
 

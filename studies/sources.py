@@ -63,9 +63,9 @@ def json_files(pattern: str, text: Callable[[dict[str, str]], str]) -> Reader:
     wanted = re.compile(pattern)
 
     def read(archive: Path) -> Iterator[Document]:
-        for name, found in read_files(archive):
+        for name, content in read_files(archive):
             if wanted.search(name):
-                yield name, text(json.loads(found))
+                yield name, text(json.loads(content))
 
     return read
 

@@ -21,7 +21,7 @@ DRAWS = 20
 METHODS = ("zero", "mean")
 
 Place = tuple[int, int]  # layer, head
-Told = dict[str, Any]  # what JSON holds
+Facts = dict[str, Any]  # what JSON holds
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,14 +50,14 @@ def losses_of(model: nn.Module, probe: Probe) -> tuple[float, float]:
     """Nats per token where a text is said first, and where it is said again; its first token left out."""
     sums, count = [0.0, 0.0], 0
     for ids in probe.batches:
-        said = model(ids)
-        logits = said if isinstance(said, Tensor) else said.logits
+        output = model(ids)
+        logits = output if isinstance(output, Tensor) else output.logits
         P, count = probe.period(ids), count + len(ids) * (probe.period(ids) - 1)
         for half in (0, 1):
             begin = probe.start + half * P
-            given, wanted = logits[:, begin : begin + P - 1], ids[:, begin + 1 : begin + P]
+            predicted, wanted = logits[:, begin : begin + P - 1], ids[:, begin + 1 : begin + P]
             sums[half] += float(
-                cross_entropy(given.flatten(0, 1).double(), wanted.flatten(), reduction="sum")
+                cross_entropy(predicted.flatten(0, 1).double(), wanted.flatten(), reduction="sum")
             )
     return sums[0] / count, sums[1] / count
 
@@ -102,18 +102,18 @@ def others(
     return [list(each) for each in sets]
 
 
-def spread_of(numbers: Sequence[float], beside: float, worse: int = 1) -> Told:
+def spread_of(numbers: Sequence[float], beside: float, worse: int = 1) -> Facts:
     """The mean of draws, the interval that holds 95% of them, and how many do as much as the heads beside.
 
     worse: 1 where more is worse, as of a loss; -1 where less is.
     """
     if not numbers:
         return {"draws": 0, "mean": None, "low": None, "high": None, "as_much": None, "each": []}
-    told = torch.tensor(numbers, dtype=torch.float64)
-    low, high = told.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    as_much = int((told * worse >= beside * worse).sum())
+    values = torch.tensor(numbers, dtype=torch.float64)
+    low, high = values.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    as_much = int((values * worse >= beside * worse).sum())
     each = [round(number, 4) for number in numbers]
-    mean = float(told.mean())
+    mean = float(values.mean())
     return {"draws": len(each), "mean": mean, "low": low, "high": high, "as_much": as_much, "each": each}
 
 
@@ -125,7 +125,7 @@ def ablations(
     *,
     draws: int = DRAWS,
     seed: int = 0,
-) -> Iterator[Told]:
+) -> Iterator[Facts]:
     """A row per kind, method and probe: the loss with the heads of the kind off, and with others off.
 
     Of kinds other than "induction" also where the induction heads then look.
@@ -147,7 +147,7 @@ def ablations(
                     return _numbers(model, probe, watched)
 
             before, less, drawn = whole[probe.name], without(chosen), [without(heads) for heads in beside]
-            row: Told = {
+            row: Facts = {
                 "kind": kind,
                 "heads": [list(place) for place in chosen],
                 "method": method,

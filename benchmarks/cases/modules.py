@@ -39,37 +39,39 @@ class ByHand(nn.Module):
         return merge(heads, self.out_weight, self.out_bias)
 
 
-def by_hand_on(asked: SelfAttention, by_hand: ByHand) -> Callable[[], tuple[Tensor, None]]:
+def by_hand_on(problem: SelfAttention, by_hand: ByHand) -> Callable[[], tuple[Tensor, None]]:
     """The module by hand, asked the same; its dense mask is made beforehand."""
-    dense = asked.real[:, None, None] if asked.padded else None  # [B, 1, 1, L]
-    if asked.hidden is not None and not (asked.causal and dense is None):
-        dense = ~asked.hidden if dense is None else dense & ~asked.hidden
-    return lambda: (by_hand(asked.x, dense), None)
+    dense = problem.real[:, None, None] if problem.padded else None  # [B, 1, 1, L]
+    if problem.hidden is not None and not (problem.causal and dense is None):
+        dense = ~problem.hidden if dense is None else dense & ~problem.hidden
+    return lambda: (by_hand(problem.x, dense), None)
 
 
 def module(sizes: Sizes, device: torch.device, dtype: torch.dtype, **options: Any) -> Prepared:
     """`SelfAttention` with these options, of ours, torch's class and the module by hand."""
-    asked = SelfAttention(sizes, device, dtype, **options)
-    ours = hw.MultiHeadAttention.from_torch(asked.theirs)
-    ours.causal = asked.causal
-    by_hand = ByHand(asked.theirs, asked.causal)
-    asked.prepare(asked.theirs, ours, by_hand)
-    mask = hw.Mask.padding(asked.real) if asked.padded else None
-    run_by_hand = by_hand_on(asked, by_hand)
+    problem = SelfAttention(sizes, device, dtype, **options)
+    ours = hw.MultiHeadAttention.from_torch(problem.theirs)
+    ours.causal = problem.causal
+    by_hand = ByHand(problem.theirs, problem.causal)
+    problem.prepare(problem.theirs, ours, by_hand)
+    mask = hw.Mask.padding(problem.real) if problem.padded else None
+    run_by_hand = by_hand_on(problem, by_hand)
 
     def run_ours() -> tuple[Tensor, Tensor | None]:
-        output, map = ours(asked.x, mask=mask)
+        output, map = ours(problem.x, mask=mask)
         looked = {None: lambda: None, "mean": map.mean_heads, "heads": map.dense}
-        return output, looked[asked.weights]()
+        return output, looked[problem.weights]()
 
-    apart = [getattr(ours, f"{one}_proj").get_parameter(end) for end in ("weight", "bias") for one in "qkv"]
+    apart = [
+        getattr(ours, f"{letter}_proj").get_parameter(end) for end in ("weight", "bias") for letter in "qkv"
+    ]
     arms: dict[str, Arm] = {
-        OURS: asked.arm(run_ours, [*apart, *ours.out_proj.parameters()]),
-        TORCH: asked.arm(asked.asked_as_torch(asked.theirs), asked.packed),
+        OURS: problem.arm(run_ours, [*apart, *ours.out_proj.parameters()]),
+        TORCH: problem.arm(problem.torch_call(problem.theirs), problem.packed),
     }
-    if asked.weights is None:
-        arms[BY_HAND] = asked.arm(run_by_hand, asked.packed)
-    return Prepared(arms, asked.truth, asked.part)
+    if problem.weights is None:
+        arms[BY_HAND] = problem.arm(run_by_hand, problem.packed)
+    return Prepared(arms, problem.truth, problem.part)
 
 
 # name -> words, sizes, causal, how near the module by hand it should come
@@ -85,14 +87,14 @@ for model, (words, sizes, causal, target) in MODELS.items():
     case = partial(Case, sizes=sizes, tiny=TINY, devices=("cpu",))
     beside_torch = partial(case, peer=TORCH, target=1.0)
     every_head, padded = partial(setup, weights="heads"), partial(setup, padded=True)
-    told = f"module, {words}"
+    title = f"module, {words}"
     gpt2, bert = model == "gpt2", model == "bert_base"
-    register(case(f"module_{model}", told, setup, peer=BY_HAND, target=target, headline=gpt2))
+    register(case(f"module_{model}", title, setup, peer=BY_HAND, target=target, headline=gpt2))
     register(
-        beside_torch(f"class_{model}_heads", f"{told}, weights of every head", every_head, headline=gpt2)
+        beside_torch(f"class_{model}_heads", f"{title}, weights of every head", every_head, headline=gpt2)
     )
     if model != "course":
-        register(beside_torch(f"class_{model}_padded", f"{told}, padded", padded, headline=bert))
+        register(beside_torch(f"class_{model}_padded", f"{title}, padded", padded, headline=bert))
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "class_full": ("module, full", {}),

@@ -24,28 +24,30 @@ PADDED = "headwise, padded"
 
 def ragged(sizes: Sizes, device: torch.device, dtype: torch.dtype, **options: Any) -> Prepared:
     """`SelfAttention` with these options, of ours in two ways and of torch's class."""
-    asked = SelfAttention(sizes, device, dtype, padded=True, shortest=sizes["L"] // 8, **options)
-    ours = hw.MultiHeadAttention.from_torch(asked.theirs)
-    ours.causal = asked.causal
-    by_hand = ByHand(asked.theirs, asked.causal)
-    asked.prepare(asked.theirs, ours, by_hand)
-    lengths, mask = asked.lengths.tolist(), hw.Mask.padding(asked.lengths)
+    problem = SelfAttention(sizes, device, dtype, padded=True, shortest=sizes["L"] // 8, **options)
+    ours = hw.MultiHeadAttention.from_torch(problem.theirs)
+    ours.causal = problem.causal
+    by_hand = ByHand(problem.theirs, problem.causal)
+    problem.prepare(problem.theirs, ours, by_hand)
+    lengths, mask = problem.lengths.tolist(), hw.Mask.padding(problem.lengths)
 
     def packed() -> tuple[Tensor, None]:
-        return ours(asked.x, lengths=lengths)[0], None
+        return ours(problem.x, lengths=lengths)[0], None
 
     def padded() -> tuple[Tensor, None]:
-        return ours(asked.x, mask=mask)[0], None
+        return ours(problem.x, mask=mask)[0], None
 
-    apart = [getattr(ours, f"{one}_proj").get_parameter(end) for end in ("weight", "bias") for one in "qkv"]
+    apart = [
+        getattr(ours, f"{letter}_proj").get_parameter(end) for end in ("weight", "bias") for letter in "qkv"
+    ]
     parameters = [*apart, *ours.out_proj.parameters()]
     arms: dict[str, Arm] = {
-        OURS: asked.arm(packed, parameters),
-        PADDED: asked.arm(padded, parameters),
-        BY_HAND: asked.arm(by_hand_on(asked, by_hand), asked.packed),
-        TORCH: asked.arm(asked.asked_as_torch(asked.theirs), asked.packed),
+        OURS: problem.arm(packed, parameters),
+        PADDED: problem.arm(padded, parameters),
+        BY_HAND: problem.arm(by_hand_on(problem, by_hand), problem.packed),
+        TORCH: problem.arm(problem.torch_call(problem.theirs), problem.packed),
     }
-    return Prepared(arms, asked.truth, asked.part)
+    return Prepared(arms, problem.truth, problem.part)
 
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -41,14 +41,14 @@ ROWS = ("entropy", "confidence", "distance", "max_logit")
 MOST_JUDGED = 2**34  # weights; a second or two in float64
 
 
-def in_bands(found: Mapping[str, Tensor]) -> Values:
+def in_bands(tensors: Mapping[str, Tensor]) -> Values:
     """Values a row, a key or a row of cells, [B, H, many, ...], cut at 8, 64, 512, ... of them.
 
     Under a causal mask the first rows, keys and cells hold far more weight than most. What an error may be
     follows from the largest value: judged as one, the later ones could be anything at all.
     """
     values: Values = {}
-    for name, whole in found.items():
+    for name, whole in tensors.items():
         if whole.ndim < 3:
             values[name] = whole
             continue
@@ -257,13 +257,13 @@ def entropy_gradient(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> 
     problem = problems.make(sizes, device, dtype, problems.causal)
     q, k, v = (x.requires_grad_() for x in problem.qkv)
     weights, heads = hw.attention(q, k, v, causal=True)[1], heads_judged(problem)
-    given = torch.randn(q.shape[:3], device=device)
+    upstream = torch.randn(q.shape[:3], device=device)
     grad, rows = torch.randn(q.shape, device=device).to(dtype), problems.some_rows(problem)
     plain = Problem(q.detach(), k.detach(), v.detach(), problems.causal)
 
     def ours() -> tuple[Tensor, ...]:
         entropy = weights.statistics("entropy", per="query").entropy
-        return entropy.detach(), *torch.autograd.grad(entropy, (q, k), given)
+        return entropy.detach(), *torch.autograd.grad(entropy, (q, k), upstream)
 
     def part(result: tuple[Tensor, ...]) -> Values:
         return {name: values[:, heads] for name, values in zip(("entropy", "dq", "dk"), result, strict=True)}
@@ -278,7 +278,7 @@ def entropy_gradient(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> 
         (dq,) = torch.autograd.grad(output, leaf, grad[:, :, rows].double())
         return {"output": output.detach(), "dq": dq[:, :, rows]}
 
-    look = Look(ours, lambda dtype: truths.entropy_gradients(plain, given, heads, dtype), part)
+    look = Look(ours, lambda dtype: truths.entropy_gradients(plain, upstream, heads, dtype), part)
     judge = Apart(
         truth_of_theirs, lambda result: {"output": result[0][:, :, rows], "dq": result[1][:, :, rows]}
     )

@@ -77,12 +77,15 @@ class SelfAttention:
         elif scattered:
             self.hidden = (torch.rand(L, L) < 0.3).to(device)
             self.hidden[:, 0] = False
-        self.told, self.told_padding = self.hidden, ~self.real if padded else None  # as the class takes them
+        self.mask_argument, self.padding_argument = (
+            self.hidden,
+            ~self.real if padded else None,
+        )  # as the class takes them
         if square:
-            self.told = nn.Transformer.generate_square_subsequent_mask(L, device=device, dtype=dtype)
+            self.mask_argument = nn.Transformer.generate_square_subsequent_mask(L, device=device, dtype=dtype)
             if padded:
-                self.told_padding = torch.zeros(B, L, device=device, dtype=dtype)
-                self.told_padding.masked_fill_(~self.real, -torch.inf)
+                self.padding_argument = torch.zeros(B, L, device=device, dtype=dtype)
+                self.padding_argument.masked_fill_(~self.real, -torch.inf)
         if padded:
             self.grad = self.grad * self.real[..., None]  # what padded queries say goes nowhere
         self.rows = torch.arange(L, device=device)
@@ -97,10 +100,10 @@ class SelfAttention:
 
     def prepare(self, *modules: nn.Module) -> None:
         """Training or not, with gradients or without."""
-        for one in modules:
-            one.train(self.training).requires_grad_(self.training)
+        for module in modules:
+            module.train(self.training).requires_grad_(self.training)
 
-    def asked_as_torch(self, module: nn.Module, hinted: bool = False) -> Callable[[], Any]:
+    def torch_call(self, module: nn.Module, hinted: bool = False) -> Callable[[], Any]:
         """A call of torch's class, or of one that is like it.
 
         hinted: with the hint that the mask is causal beside padding, too.
@@ -109,8 +112,8 @@ class SelfAttention:
 
         def run() -> Any:
             return module(
-                self.x, self.x, self.x, key_padding_mask=self.told_padding,
-                need_weights=self.weights is not None, attn_mask=self.told,
+                self.x, self.x, self.x, key_padding_mask=self.padding_argument,
+                need_weights=self.weights is not None, attn_mask=self.mask_argument,
                 is_causal=self.hint and self.causal and (hinted or not self.padded),
                 average_attn_weights=mean,
             )  # fmt: skip
@@ -139,10 +142,10 @@ class SelfAttention:
             return {}
         wanted, self.weights = self.weights, None
         try:
-            found = self.part(self.arm(self.asked_as_torch(self.theirs, hinted=True), self.packed)())
+            results = self.part(self.arm(self.torch_call(self.theirs, hinted=True), self.packed)())
         finally:
             self.weights = wanted
-        return {name: values for name, values in found.items() if name in GRADIENTS}
+        return {name: values for name, values in results.items() if name in GRADIENTS}
 
     def _real_rows(self, some: Tensor) -> Tensor:
         """Chosen rows of [B, .., rows, *], nothing where they are padding."""
@@ -174,10 +177,10 @@ class SelfAttention:
 
     def _problem(self, q: Tensor, k: Tensor, v: Tensor) -> Problem:
         hidden = self.hidden
-        seen = [problems.padding(self.lengths)] * self.padded
+        rules = [problems.padding(self.lengths)] * self.padded
         if hidden is not None:
-            seen.append(lambda at, keys: ~hidden[at, keys])
-        return Problem(q, k, v, seen=problems.all_of(*seen) if seen else None)
+            rules.append(lambda at, keys: ~hidden[at, keys])
+        return Problem(q, k, v, seen=problems.all_of(*rules) if rules else None)
 
     def _gradients(self, x: Tensor, *exact: Tensor) -> tuple[Tensor, ...]:
         """Of x and the four parameters, one head after another: all at once would not fit."""
@@ -186,14 +189,14 @@ class SelfAttention:
         in_weight, in_bias, out_weight, _ = (p.requires_grad_() for p in exact)
         heads = split(x, in_weight, in_bias, self.H)
         back = (grad @ out_weight.detach()).view(self.B, self.L, self.H, -1).transpose(1, 2)
-        outputs, slopes = [], [torch.empty_like(one) for one in heads]
+        outputs, slopes = [], [torch.empty_like(tensor) for tensor in heads]
         for h in range(self.H):
-            mine = [one[:, h : h + 1].detach().requires_grad_() for one in heads]
+            mine = [tensor[:, h : h + 1].detach().requires_grad_() for tensor in heads]
             output = self._problem(*mine).output(rows)
-            found = torch.autograd.grad(output, mine, back[:, h : h + 1])
+            head_slopes = torch.autograd.grad(output, mine, back[:, h : h + 1])
             outputs.append(output.detach())
-            for slope, one in zip(slopes, found, strict=True):
-                slope[:, h : h + 1] = one
+            for slope, head_slope in zip(slopes, head_slopes, strict=True):
+                slope[:, h : h + 1] = head_slope
         joined = torch.cat(outputs, 1).transpose(1, 2).flatten(2)  # [B, L, E]
         dx, d_in_weight, d_in_bias = torch.autograd.grad(heads, (x, in_weight, in_bias), slopes)
         d_out_weight = grad.flatten(0, 1).T @ joined.flatten(0, 1)

@@ -27,7 +27,7 @@ CAP, WINDOW = 20.0, 5
 
 
 @dataclass(frozen=True)
-class Said:
+class SizedRule:
     """A rule for one size.
 
     options: of `hw.attention`, made anew for every call, as in a model's forward.
@@ -42,44 +42,44 @@ class Said:
     sinks: Tensor | None = None
 
 
-def _full(q: Tensor) -> Said:
-    return Said(dict, None)
+def _full(q: Tensor) -> SizedRule:
+    return SizedRule(dict, None)
 
 
-def _causal(q: Tensor) -> Said:
-    return Said(lambda: {"causal": True}, problems.causal, True)
+def _causal(q: Tensor) -> SizedRule:
+    return SizedRule(lambda: {"causal": True}, problems.causal, True)
 
 
-def _mask_causal(q: Tensor) -> Said:
-    return Said(lambda: {"mask": hw.Mask.causal()}, problems.causal, True)
+def _mask_causal(q: Tensor) -> SizedRule:
+    return SizedRule(lambda: {"mask": hw.Mask.causal()}, problems.causal, True)
 
 
-def _window(q: Tensor) -> Said:
-    return Said(lambda: {"causal": True, "window": WINDOW}, problems.window(WINDOW))
+def _window(q: Tensor) -> SizedRule:
+    return SizedRule(lambda: {"causal": True, "window": WINDOW}, problems.window(WINDOW))
 
 
-def _padded(q: Tensor) -> Said:
+def _padded(q: Tensor) -> SizedRule:
     lengths = torch.full((q.shape[0],), q.shape[2] - q.shape[2] // 4, device=q.device)
     seen = problems.all_of(problems.causal, problems.padding(lengths))
-    return Said(lambda: {"mask": hw.Mask.causal() & hw.Mask.padding(lengths)}, seen)
+    return SizedRule(lambda: {"mask": hw.Mask.causal() & hw.Mask.padding(lengths)}, seen)
 
 
-def _documents(q: Tensor) -> Said:
+def _documents(q: Tensor) -> SizedRule:
     ids = torch.arange(q.shape[2], device=q.device) * 3 // q.shape[2]
     seen = problems.all_of(problems.causal, problems.documents(ids))
-    return Said(lambda: {"causal": True, "mask": hw.Mask.documents(ids)}, seen)
+    return SizedRule(lambda: {"causal": True, "mask": hw.Mask.documents(ids)}, seen)
 
 
-def _softcap(q: Tensor) -> Said:
-    return Said(lambda: {"causal": True, "softcap": CAP}, problems.causal, True, softcap=CAP)
+def _softcap(q: Tensor) -> SizedRule:
+    return SizedRule(lambda: {"causal": True, "softcap": CAP}, problems.causal, True, softcap=CAP)
 
 
-def _sinks(q: Tensor) -> Said:
+def _sinks(q: Tensor) -> SizedRule:
     column = torch.randn(q.shape[1]).to(q.device, q.dtype)
-    return Said(lambda: {"causal": True, "sinks": column}, problems.causal, True, sinks=column)
+    return SizedRule(lambda: {"causal": True, "sinks": column}, problems.causal, True, sinks=column)
 
 
-RULES: dict[str, tuple[str, Callable[[Tensor], Said]]] = {
+RULES: dict[str, tuple[str, Callable[[Tensor], SizedRule]]] = {
     "full": ("full", _full),
     "causal": ("causal=True", _causal),
     "mask_causal": ("Mask.causal()", _mask_causal),
@@ -94,19 +94,19 @@ RULES: dict[str, tuple[str, Callable[[Tensor], Said]]] = {
 def called(sizes: Sizes, device: torch.device, dtype: torch.dtype, rule: str) -> Prepared:
     """One rule, the map that comes along not looked at."""
     plain = problems.make(sizes, device, dtype)
-    said = RULES[rule][1](plain.q)
-    problem = replace(plain, seen=said.seen, softcap=said.softcap, sinks=said.sinks)
+    call_rule = RULES[rule][1](plain.q)
+    problem = replace(plain, seen=call_rule.seen, softcap=call_rule.softcap, sinks=call_rule.sinks)
     (q, k, v), rows = problem.qkv, problems.some_rows(problem)
-    mask = None if said.seen is None or said.is_causal else problem.mask()
+    mask = None if call_rule.seen is None or call_rule.is_causal else problem.mask()
 
     def part(output: Tensor) -> Values:
         return {"output": output[:, :, rows]}
 
-    alike = said.softcap is None and said.sinks is None
+    alike = call_rule.softcap is None and call_rule.sinks is None
     peer = SDPA if alike else SDPA_CAUSAL
     arms = {
-        OURS: lambda: hw.attention(q, k, v, **said.options())[0],
-        peer: lambda: sdpa(q, k, v, attn_mask=mask, is_causal=said.is_causal),
+        OURS: lambda: hw.attention(q, k, v, **call_rule.options())[0],
+        peer: lambda: sdpa(q, k, v, attn_mask=mask, is_causal=call_rule.is_causal),
     }
     pinned: dict[str, Arm] = {name: Pinned(arm, torch.inference_mode) for name, arm in arms.items()}
     truth: Callable[[], Values] = lambda: {"output": problem.output(rows)}  # noqa: E731

@@ -137,15 +137,15 @@ def watched(
     eager = made.build(sizes, device, dtype, model)
     B, L = sizes["B"], sizes["L"]
     tokens = torch.randint(sizes["V"], (B, L)).to(device)
-    said: dict[str, Tensor] = {}
+    extra_inputs: dict[str, Tensor] = {}
     if padded:
         lengths = torch.linspace(L, L / 4, B).round().long()
-        said["attention_mask"] = (torch.arange(L) < lengths[:, None]).long().to(device)
+        extra_inputs["attention_mask"] = (torch.arange(L) < lengths[:, None]).long().to(device)
     cache = {"use_cache": False} if made.causal else {}
     _entropies_are_right(model, eager, tokens, cache, dtype)
 
     def run(model: nn.Module, **more: Any) -> Tensor:
-        hidden: Tensor = model(input_ids=tokens, **said, **cache, **more).last_hidden_state
+        hidden: Tensor = model(input_ids=tokens, **extra_inputs, **cache, **more).last_hidden_state
         return hidden
 
     def ours() -> Tensor:
@@ -175,23 +175,23 @@ def generating(sizes: Sizes, device: torch.device, dtype: torch.dtype, cells: in
     model = made.build(sizes, device, dtype)
     eager = made.build(sizes, device, dtype, model)
     prompt = torch.randint(sizes["V"], (sizes["B"], sizes["L"])).to(device)
-    asked: dict[str, Any] = {"max_new_tokens": sizes["T"], "do_sample": False}
+    settings: dict[str, Any] = {"max_new_tokens": sizes["T"], "do_sample": False}
     _entropies_are_right(model, eager, prompt, {"use_cache": False}, dtype)
 
     def run() -> Tensor:
-        said: Tensor = model.generate(prompt, **asked)
-        return said[:, sizes["L"] :]
+        ids: Tensor = model.generate(prompt, **settings)
+        return ids[:, sizes["L"] :]
 
     def ours() -> Tensor:
         with hw.watch(model, pooled=cells) as heads:
-            said = run()
+            ids = run()
         assert len(heads) == sizes["N"]
-        return said
+        return ids
 
     def looked() -> Tensor:
-        told = eager.generate(prompt, **asked, output_attentions=True, return_dict_in_generate=True)
-        said: Tensor = told.sequences[:, sizes["L"] :]
-        return said
+        generated = eager.generate(prompt, **settings, output_attentions=True, return_dict_in_generate=True)
+        ids: Tensor = generated.sequences[:, sizes["L"] :]
+        return ids
 
     judge = copy.deepcopy(model).double()
     truth, part = judged_tokens(judge, prompt, sizes["T"])
@@ -219,17 +219,17 @@ def _entropies_are_right(
 
     def of_eager(model: nn.Module) -> Values:
         weights = model(input_ids=some, output_attentions=True, **cache).attentions
-        p = torch.stack([one.double() for one in weights])  # [N, 1, H, L, L]
+        p = torch.stack([layer_weights.double() for layer_weights in weights])  # [N, 1, H, L, L]
         return {"entropy": -torch.special.xlogy(p, p).sum(-1).mean((1, 3))}
 
     with hw.watch(model) as heads:
         model(input_ids=some, **cache)
-    found = torch.stack([heads[layer].entropy for layer in range(len(heads))]).to(some.device)
+    entropies = torch.stack([heads[layer].entropy for layer in range(len(heads))]).to(some.device)
     truth = of_eager(copy.deepcopy(eager).double())
-    told = {OURS: {"entropy": found}, EAGER: of_eager(eager)}
-    wrong = [one for one in check(truth, told, OURS, EAGER, dtype) if not one.ok]
+    results = {OURS: {"entropy": entropies}, EAGER: of_eager(eager)}
+    wrong = [comparison for comparison in check(truth, results, OURS, EAGER, dtype) if not comparison.ok]
     if wrong:
-        raise ValueError("; ".join(str(one) for one in wrong))
+        raise ValueError("; ".join(str(comparison) for comparison in wrong))
 
 
 for tokens, target, most in ((2048, 1.4, None), (131072, 1.7, 6)):

@@ -494,7 +494,10 @@ def test_a_ratio_never_lies_outside_its_own_interval() -> None:
         low, high = actual.median_95
         assert low <= actual.median <= high
     old = {"of_medians": 1.1, "median_95": [1.04, 1.08]}
-    assert (report.said(old), report.said({**old, "median": 1.06})) == ("1.10", "1.06 [1.04, 1.08]")
+    assert (report.ratio_text(old), report.ratio_text({**old, "median": 1.06})) == (
+        "1.10",
+        "1.06 [1.04, 1.08]",
+    )
 
 
 def test_the_page_and_readme_show_what_the_stored_results_say() -> None:

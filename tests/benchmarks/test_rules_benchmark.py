@@ -116,7 +116,7 @@ def test_a_mask_that_changes_with_the_batch_is_charged(rule: str, monkeypatch: p
 def test_a_cell_that_breaks_is_recorded_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(q: torch.Tensor) -> flex.Said:
+    def broken(q: torch.Tensor) -> flex.SizedRule:
         raise RuntimeError("out of luck")
 
     monkeypatch.setitem(flex.RULES, "alibi", broken)

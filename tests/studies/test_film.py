@@ -47,7 +47,7 @@ def test_the_example_shows_what_its_captions_say() -> None:
     assert [int(row.argmax()) for row in before[1:]] == [0, 1, 2, 3]
     looked_at = {word: WORDS[int(row.argmax())] for word, row in zip(WORDS, goes_with, strict=True)}
     assert looked_at == {"the": "cat", "cat": "chased", "chased": "cat", "a": "mouse", "mouse": "chased"}
-    row, column = film_attention.ONE
+    row, column = film_attention.WRITTEN_OUT
     products = re.findall(r"([−\d.]+) × ([−\d.]+)", film_attention._sum(row, column))
     total = sum(float(a.replace("−", "-")) * float(b.replace("−", "-")) for a, b in products)
     assert total == pytest.approx(float(example().q[row, column]))  # one decimal is all there is
