@@ -19,7 +19,7 @@ from torch import Tensor
 WORDS = ("the", "cat", "chased", "a", "mouse")
 CHANNELS = ("article", "noun", "verb", "which", "cos fast", "sin fast", "cos slow", "sin slow")
 HEADS = 2
-CHANNELS_OF_WORDS = {  # article, noun, verb, and which of them
+FEATURES = {  # article, noun, verb, and which of them
     "the": (1.0, 0.0, 0.0, 0.4),
     "cat": (0.0, 1.0, 0.0, 0.7),
     "chased": (0.0, 0.0, 1.0, 0.2),
@@ -61,9 +61,7 @@ def heads_of(x: Tensor) -> Tensor:
 
 def example() -> Example:
     """From words to the output."""
-    x = torch.stack(
-        [torch.tensor([*CHANNELS_OF_WORDS[word], *_place(at)]) for at, word in enumerate(WORDS)]
-    ).double()
+    x = torch.stack([torch.tensor([*FEATURES[word], *_place(at)]) for at, word in enumerate(WORDS)]).double()
     x = _one_decimal(x)
     w_q, w_k, w_v, w_o = (_one_decimal(weight) for weight in _weights())
     q, k, v = x @ w_q, x @ w_k, x @ w_v  # [T, E]

@@ -212,23 +212,23 @@ def layer_numbers(case: LayerCase) -> LayerNumbers:
     )
     numbers = LayerNumbers([sequence(name) for name in names], {}, {}, set(), torch.zeros(1, 1, 1).bool())
     for name, (mask_name, padding_name, hint_name) in TAKES[case.kind].items():
-        one, S = case.masks[name], lengths[name]
+        row, S = case.masks[name], lengths[name]
         L = lengths["tgt"] if name == "memory" else S
-        shape = (L, S) if one.mask_shape == "right" else MASK_SHAPES[one.mask_shape](N, H, L, S)
-        mask = mask_of(one.mask, shape, random, case.dtype)
+        shape = (L, S) if row.mask_shape == "right" else MASK_SHAPES[row.mask_shape](N, H, L, S)
+        mask = mask_of(row.mask, shape, random, case.dtype)
         padding = None
-        if one.padding == "lengths":
+        if row.padding == "lengths":
             padding = torch.arange(S) >= torch.randint(1, S + 1, (N, 1), generator=random)
-        elif one.padding != "none":
-            padding = mask_of(one.padding, (N, S), random, case.dtype)
+        elif row.padding != "none":
+            padding = mask_of(row.padding, (N, S), random, case.dtype)
         if padding is not None and padding.dtype == torch.bool:
             padding[:, 0] = False
         if mask is not None and mask.dtype == torch.bool and mask.numel():
             mask[..., 0] = False
         numbers.masks[mask_name] = mask
         numbers.masks[padding_name] = padding if padding is None or case.N is not None else padding[0]
-        numbers.hints[hint_name] = one.hint
-        if mask is not None and one.hint and mask.shape == (L, S) and not is_causal(mask):
+        numbers.hints[hint_name] = row.hint
+        if mask is not None and row.hint and mask.shape == (L, S) and not is_causal(mask):
             numbers.wrong_hints.add(hint_name)
         if name == "src" and case.kind != "transformer" and case.N is not None and padding is not None:
             hidden = (padding if padding.dtype == torch.bool else padding == -torch.inf)[..., None]

@@ -31,7 +31,7 @@ OPTIONS = (
 PATIENCE = 40.0  # seconds for one answer
 
 
-def found() -> str | None:
+def chromium_path() -> str | None:
     """Where a browser is: HEADWISE_BROWSER, or the first of the usual names."""
     named = os.environ.get("HEADWISE_BROWSER")
     return named or next((path for path in map(shutil.which, NAMES) if path), None)
@@ -41,7 +41,7 @@ class Browser:
     """One process of Chromium, with a profile that is thrown away."""
 
     def __enter__(self) -> Browser:
-        path = found()
+        path = chromium_path()
         assert path is not None, "no browser"
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         ends = *os.pipe(), *os.pipe()

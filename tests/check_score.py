@@ -32,7 +32,7 @@ class Verdict(NamedTuple):
 
     what: str
     ok: bool
-    said: str
+    summary: str
     seconds: float
 
 
@@ -46,7 +46,7 @@ def judge_single(subject: planted.Planted) -> Verdict:
         ok = report.ok and any("LayerNorm" in words for words in (*report.equal, *report.designs))
     else:
         ok = len(names) == 1 and names[0] in {subject.fault} | ALSO_CALLED.get(subject.fault, set())
-    return Verdict(f"{subject.style}: {subject.fault}", ok, _said(report), seconds)
+    return Verdict(f"{subject.style}: {subject.fault}", ok, _summary(report), seconds)
 
 
 def judge_unstyled(subject: tuple[str, type, str]) -> Verdict:
@@ -54,7 +54,7 @@ def judge_unstyled(subject: tuple[str, type, str]) -> Verdict:
     fault, make, note = subject
     report, seconds = _checked(make, **SIZES)
     names = {named.key for named in (*report.faults, *report.remarks)}
-    return Verdict(f"{fault}: {note}", names == set(fault.split(" + ")), _said(report), seconds)
+    return Verdict(f"{fault}: {note}", names == set(fault.split(" + ")), _summary(report), seconds)
 
 
 def judge_pair(pair: pairs.Pair) -> Verdict:
@@ -66,14 +66,17 @@ def judge_pair(pair: pairs.Pair) -> Verdict:
         "merge without transpose",
     }
     return Verdict(
-        " and ".join(pair.faults), (bool(names) and names <= set(pair.faults)) or both, _said(report), seconds
+        " and ".join(pair.faults),
+        (bool(names) and names <= set(pair.faults)) or both,
+        _summary(report),
+        seconds,
     )
 
 
 def judge_right(subject: right.Right) -> Verdict:
     """A right module passes."""
     report, seconds = _checked(subject.make if subject.style == "function" else subject.build())
-    return Verdict(f"right: {subject.style}", report.ok, _said(report), seconds)
+    return Verdict(f"right: {subject.style}", report.ok, _summary(report), seconds)
 
 
 def _checked(obj: object, **sizes: int) -> tuple[Report, float]:
@@ -84,7 +87,7 @@ def _checked(obj: object, **sizes: int) -> tuple[Report, float]:
     return report, time.perf_counter() - start
 
 
-def _said(report: Report) -> str:
+def _summary(report: Report) -> str:
     return ", ".join(named.key for named in report.faults) or report.summary
 
 
@@ -98,7 +101,7 @@ def _score(name: str, verdicts: Iterable[Verdict]) -> bool:
     )
     for verdict in actual:
         if not verdict.ok:
-            sys.stdout.write(f"  {verdict.what} -> {verdict.said}\n")
+            sys.stdout.write(f"  {verdict.what} -> {verdict.summary}\n")
     sys.stdout.flush()
     return good == len(actual)
 

@@ -57,7 +57,7 @@ class Judged:
     keys: list[str]  # faults it was accused of
     true_keys: int  # of those
     named: bool  # a wrong one, and its faults are these
-    said: str
+    summary: str
     seconds: float
 
     @property
@@ -96,7 +96,11 @@ def expected_in(folder: Path) -> list[Expected]:
         Expected(
             row["file"],
             row["verdict"] == "right",
-            [{key.strip() for key in one.split(" + ")} for one in row["fault"].split("|") if one.strip()],
+            [
+                {key.strip() for key in faults.split(" + ")}
+                for faults in row["fault"].split("|")
+                if faults.strip()
+            ],
         )
         for row in rows
     ]
@@ -158,7 +162,7 @@ def score(judged: Sequence[Judged]) -> list[str]:
     for verdict in judged:
         if not verdict.as_expected:
             kind = "right" if verdict.right else "wrong"
-            called = ", ".join(verdict.keys) or verdict.said
+            called = ", ".join(verdict.keys) or verdict.summary
             lines.append(f"  {verdict.file} ({kind}) -> {verdict.verdict}: {called[:150]}")
     return lines
 

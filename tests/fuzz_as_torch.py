@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     count = 0
     for seed in range(options.seed, options.seed + options.cases):
         case = draw(random.Random(seed).choice, seed)
-        actual = _found(differs, case)
+        actual = _difference(differs, case)
         count += 1
         if actual is not None:
             wrong.append(seed)
@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
     return int(bool(wrong))
 
 
-def _found(differs: Callable[[Any], str | None], case: Any) -> str | None:
+def _difference(differs: Callable[[Any], str | None], case: Any) -> str | None:
     try:
         return differs(case)
     except Exception as error:

@@ -19,7 +19,7 @@ VOCABULARY, LENGTH, HEADS = 67, 47, 3
 PREVIOUS, INDUCTION = (0, 2), (1, 1)  # (layer, head)
 SHARP = 40.0  # how much larger the score of the right key is
 
-TOKEN, AT, BEFORE, SAID = 0, VOCABULARY, VOCABULARY + LENGTH, 2 * VOCABULARY + LENGTH  # where blocks begin
+TOKEN, AT, BEFORE, WRITTEN = 0, VOCABULARY, VOCABULARY + LENGTH, 2 * VOCABULARY + LENGTH  # where blocks begin
 
 
 def small_config(**changes: Any) -> TransformerConfig:
@@ -46,8 +46,8 @@ def planted() -> Transformer:
     one_later = functional.pad(torch.eye(LENGTH - 1), (0, 1, 1, 0))  # the key at j answers to j + 1
     _set(model, PREVIOUS, (AT, by_position), (AT, one_later), (TOKEN, BEFORE))
     same = torch.eye(VOCABULARY)
-    _set(model, INDUCTION, (TOKEN, same), (BEFORE, same), (TOKEN, SAID))
-    model.output.weight.zero_()[:, SAID : SAID + VOCABULARY] = torch.eye(VOCABULARY)
+    _set(model, INDUCTION, (TOKEN, same), (BEFORE, same), (TOKEN, WRITTEN))
+    model.output.weight.zero_()[:, WRITTEN : WRITTEN + VOCABULARY] = torch.eye(VOCABULARY)
     return model.eval()
 
 

@@ -43,7 +43,7 @@ def bools(*shape: int) -> Tensor:
 class Refusal(NamedTuple):
     """What is given instead of something good, and how it is refused."""
 
-    given: dict[str, Any]
+    arguments: dict[str, Any]
     kind: type[Exception]
     says: str
     of_maps: bool = True  # AttentionMap refuses it, too

@@ -127,10 +127,10 @@ def test_a_budget_for_one_call_comes_before_the_limit() -> None:
 
 
 def test_small_results_are_fine_without_asking_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked(device: torch.device) -> int:
+    def free_bytes(device: torch.device) -> int:
         raise AssertionError("the system was asked")
 
-    monkeypatch.setattr(budget, "free_bytes", asked)
+    monkeypatch.setattr(budget, "free_bytes", free_bytes)
     check(budget.ALWAYS_FINE, CPU, "a row", "take half")
     with pytest.raises(AssertionError, match="the system was asked"):
         check(budget.ALWAYS_FINE + 1, CPU, "a row", "take half")

@@ -334,7 +334,7 @@ def test_the_api_pages_show_functions_as_functions_and_classes_as_classes(site: 
 
 @pytest.mark.slow
 def test_search_finds_pages_from_disk_without_a_network(site: Path) -> None:
-    if browser.found() is None:
+    if browser.chromium_path() is None:
         pytest.skip("no browser")
     ask = (
         "(() => { const field = document.querySelector('input.md-search__input'); field.focus();"

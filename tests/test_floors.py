@@ -84,7 +84,7 @@ DOWNWARD = {
     ("examiner/explanations/explanation.py", "Explanation.print", "examiner.explanations.page"),
 }
 
-Found = tuple[int, str | None, bool, str, str | None]
+ImportRecord = tuple[int, str | None, bool, str, str | None]
 
 LEAVES = (
     ast.Name,
@@ -165,7 +165,7 @@ def _imports_of(package: Path, own: str) -> Iterator[Import]:
                     yield Import(file.as_posix(), line, function, whole if expected else rest, for_types)
 
 
-def _targets(tree: ast.Module, file: Path, own: str) -> Iterator[Found]:
+def _targets(tree: ast.Module, file: Path, own: str) -> Iterator[ImportRecord]:
     """(line, function, for types alone, dotted base, name) of every import, relative ones made absolute."""
     package_parts = [own, *file.parent.parts]
 
@@ -173,7 +173,7 @@ def _targets(tree: ast.Module, file: Path, own: str) -> Iterator[Found]:
         base = package_parts[: len(package_parts) - level + 1] if level else []
         return ".".join([*base, *([name] if name else [])])
 
-    def visit(node: ast.AST, scope: tuple[str, ...], inside: bool, types: bool) -> Iterator[Found]:
+    def visit(node: ast.AST, scope: tuple[str, ...], inside: bool, types: bool) -> Iterator[ImportRecord]:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, LEAVES):
                 continue

@@ -468,12 +468,12 @@ def test_what_is_measured_does_not_change_under_autocast(options: dict[str, Any]
     """Tiles are never computed in less than float32, whatever autocast says about matrix products."""
     w = hw.attention(*floats(), **options)[1]
 
-    def asked() -> list[Tensor]:
+    def measurements() -> list[Tensor]:
         return [w.dense(), w[0, 1], w.mean_heads(), w.pooled(3), w.top(2).values, w.statistics().entropy]
 
-    outside = asked()
+    outside = measurements()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = asked()
+        inside = measurements()
         fresh = hw.AttentionMap(*floats()[:2], **options).lse
     for mine, theirs in zip(inside, outside, strict=True):
         assert mine.dtype == theirs.dtype and torch.equal(mine, theirs)

@@ -278,12 +278,12 @@ Ask = Callable[..., Tensor]
 FUNCTIONS: dict[str, tuple[Callable[[], nn.Module], Ask, tuple[Tensor, ...]]] = {
     f"torch's class, {name}, weights {wants}": (
         lambda: hw.nn.MultiheadAttention(E, H, batch_first=True),
-        lambda m, x, *given, name=name, wants=wants: torchs(
-            m, x, given[0] if name == "mask" else None, given[0] if name == "padding" else None, wants
+        lambda m, x, *rest, name=name, wants=wants: torchs(
+            m, x, rest[0] if name == "mask" else None, rest[0] if name == "padding" else None, wants
         ),
-        given,
+        masks,
     )
-    for name, given in {"plain": (), "mask": (CAUSAL,), "padding": (PADDING,)}.items()
+    for name, masks in {"plain": (), "mask": (CAUSAL,), "padding": (PADDING,)}.items()
     for wants in (True, False)
 } | {
     "plain": (lambda: MultiHeadAttention(E, H), lambda m, x: m(x)[0], ()),

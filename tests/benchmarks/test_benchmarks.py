@@ -59,7 +59,7 @@ def test_names_are_unique() -> None:
 def test_every_case_passes_its_check_at_a_tiny_size(case: Case) -> None:
     """Cases for a GPU, too: on a CPU the backends they pin may be missing, ours and the peer never are."""
     timed: list[str] = []
-    record = run_case(replace(case, memory=False), "cpu", 2, tiny=True, timer=told(timed))
+    record = run_case(replace(case, memory=False), "cpu", 2, tiny=True, timer=logging_timer(timed))
     assert record["status"] == "ok", record.get("reason")
     assert set(record["check"]) >= {case.ours} | ({case.peer} - {None})
     assert len(timed) > 0
@@ -181,7 +181,7 @@ def test_what_cannot_be_compared_is_wrong(bad: dict[str, Tensor]) -> None:
 # The runner
 
 
-def told(log: list[str]) -> Any:
+def logging_timer(log: list[str]) -> Any:
     """A timer that notes it was called, calls the arm and makes the time up."""
 
     def timer(arm: Any, loops: int) -> float:
@@ -222,7 +222,7 @@ def test_the_median_lies_between_order_statistics(count: int, left_out: int) -> 
 def test_a_wrong_arm_is_refused_and_never_timed() -> None:
     timed: list[str] = []
     case = made_up({"ours": lambda: 1.1, "peer": lambda: 1.0})
-    record = run_case(case, "cpu", 3, timer=told(timed))
+    record = run_case(case, "cpu", 3, timer=logging_timer(timed))
     assert record["status"] == "failed"
     assert "ours: x is off by 0.1" in record["reason"]
     assert timed == [] and "ratio" not in record and "median_ms" not in record
@@ -247,14 +247,14 @@ def beside_something_else(theirs: float, its_truth: float) -> Case:
 
 
 def test_a_peer_that_computes_something_else_has_a_truth_of_its_own() -> None:
-    record = run_case(beside_something_else(7.0, 7.0), "cpu", 3, timer=told([]))
+    record = run_case(beside_something_else(7.0, 7.0), "cpu", 3, timer=logging_timer([]))
     assert record["status"] == "ok", record.get("reason")
     assert set(record["check"]) == {"ours", "peer"}
     assert record["ratio"]["median"] == 1.0
 
 
 def test_a_peer_that_computes_something_else_must_be_right_about_it() -> None:
-    record = run_case(beside_something_else(7.1, 7.0), "cpu", 3, timer=told([]))
+    record = run_case(beside_something_else(7.1, 7.0), "cpu", 3, timer=logging_timer([]))
     assert record["status"] == "failed"
     assert "peer: x is off by 0.1" in record["reason"]
 
@@ -272,7 +272,7 @@ def test_an_arm_beside_the_two_may_be_missing_with_a_reason() -> None:
         raise RuntimeError("not on this machine")
 
     arms = {"ours": lambda: 1.0, "peer": lambda: 1.0, "third": missing, "fourth": lambda: 1.0}
-    record = run_case(made_up(arms), "cpu", 3, timer=told([]))
+    record = run_case(made_up(arms), "cpu", 3, timer=logging_timer([]))
     assert record["status"] == "ok"
     assert record["unavailable"] == {"third": "RuntimeError: not on this machine"}
     assert set(record["ratio_to_others"]) == {"fourth"}
@@ -337,7 +337,7 @@ def run_of(started: str = "2026-01-31T12:00:00Z", **changes: Any) -> dict[str, A
 
 def record_of(name: str = "made_up", **changes: Any) -> dict[str, Any]:
     case = replace(made_up({"ours": lambda: 1.0, "peer": lambda: 1.0}, headline=True), name=name)
-    return {**run_case(case, "cpu", 6, timer=told([])), **changes}
+    return {**run_case(case, "cpu", 6, timer=logging_timer([])), **changes}
 
 
 def test_results_survive_the_file(tmp_path: Path) -> None:

@@ -79,7 +79,9 @@ def test_without_the_other_or_a_browser_it_says_what_to_do(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(browser.found() is None, reason="no browser: install chromium, or set HEADWISE_BROWSER")
+@pytest.mark.skipif(
+    browser.chromium_path() is None, reason="no browser: install chromium, or set HEADWISE_BROWSER"
+)
 def test_a_browser_tells_the_first_picture_and_the_frames_of_scrolling(tmp_path: Path) -> None:
     heads = pages.long_heads(256, 5, 7, 128)
     record = pages.measured("page", heads.to_html, tmp_path, pages._browser())

@@ -24,11 +24,11 @@ def started(*command: str, env: dict[str, str] | None = None, **options: Any) ->
     return subprocess.Popen(command, env=environment(**env or {}), **(pipes | options))
 
 
-def run(*command: str, given: str | None = None, cwd: Path | None = None, **env: str) -> tuple[int, str, str]:
+def run(*command: str, stdin: str | None = None, cwd: Path | None = None, **env: str) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of a command."""
     done = subprocess.run(
         command, env=environment(**env), cwd=cwd, capture_output=True, timeout=100,
         encoding=env.get("PYTHONIOENCODING", "utf-8"),
-        **({"stdin": subprocess.DEVNULL} if given is None else {"input": given}),
+        **({"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}),
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr

@@ -34,8 +34,8 @@ def _model_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command_is_a_true_program() -> None:
-    said = "headwise: text must hold at least one word: found 0; try a sentence\n"
-    assert run(*PROGRAM, "look", "") == (2, "", said)
+    message = "headwise: text must hold at least one word: found 0; try a sentence\n"
+    assert run(*PROGRAM, "look", "") == (2, "", message)
 
 
 def test_version_and_help(capsys) -> None:
@@ -44,9 +44,9 @@ def test_version_and_help(capsys) -> None:
     assert main([]) == main(["--help"]) == 0
     assert capsys.readouterr().out.count("\n  look ") == 2
     assert main(["look", "--help"]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for option in ("--model", "--out", "--layer", "--sort", "--top"):
-        assert option in said
+        assert option in output
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,9 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(monkeypatch, capsys) -> None
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail)
     assert main(["look"]) == 2
-    said = capsys.readouterr()
-    assert "No space left on device; " in said.err and said.err.count("\n") == 1
-    assert "Wrote" not in said.out and os.listdir() == []
+    printed = capsys.readouterr()
+    assert "No space left on device; " in printed.err and printed.err.count("\n") == 1
+    assert "Wrote" not in printed.out and os.listdir() == []
 
 
 @pytest.mark.usefixtures("_model_at_hand")

@@ -36,11 +36,11 @@ class Examiner:
 
     def __init__(self, *answers: Report | BaseException) -> None:
         self.answers = list(answers)
-        self.asked: list[tuple[Path, str | None, dict[str, Any]]] = []
+        self.requests: list[tuple[Path, str | None, dict[str, Any]]] = []
         self.read: list[str] = []
 
     def __call__(self, path: Path, name: str | None = None, **options: Any) -> Report:
-        self.asked.append((path, name, options))
+        self.requests.append((path, name, options))
         self.read.append(path.read_text())
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, BaseException):
@@ -64,12 +64,12 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def examiner(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Examiner]:
     def appoint(*answers: Report | BaseException) -> Examiner:
-        one = Examiner(*answers)
-        monkeypatch.setattr(import_module("headwise.examiner"), "check_file", one)
-        monkeypatch.setattr("headwise.examiner.marking.submissions.check_file", one)
+        fake = Examiner(*answers)
+        monkeypatch.setattr(import_module("headwise.examiner"), "check_file", fake)
+        monkeypatch.setattr("headwise.examiner.marking.submissions.check_file", fake)
         started = nullcontext(SimpleNamespace(stop=nothing, folder=None))
         monkeypatch.setattr("headwise.examiner.marking.submissions.Template", lambda: started)
-        return one
+        return fake
 
     return appoint
 
@@ -77,10 +77,10 @@ def examiner(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Examiner]:
 def mistake(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """The one line that a mistaken command prints; nothing else is said."""
     assert main(["check", *arguments]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
-    return said.err.strip()
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    return printed.err.strip()
 
 
 # Exit codes, and what is printed
@@ -92,51 +92,51 @@ def test_right_is_0_and_wrong_is_1(examiner, capsys) -> None:
     assert "MyAttention is as torch's class" in capsys.readouterr().out
     examiner(WRONG)
     assert main(["check", "mha.py"]) == 1
-    said = capsys.readouterr()
-    assert "scale by d_model: scores are divided by sqrt(24), not sqrt(6)" in said.out
-    assert "the repair" in said.out and "a [b]line[/b]" in said.out
-    assert "the first hint" not in said.out
-    assert said.err == ""
+    printed = capsys.readouterr()
+    assert "scale by d_model: scores are divided by sqrt(24), not sqrt(6)" in printed.out
+    assert "the repair" in printed.out and "a [b]line[/b]" in printed.out
+    assert "the first hint" not in printed.out
+    assert printed.err == ""
 
 
 def test_everything_is_handed_on(examiner) -> None:
-    one = examiner(RIGHT)
+    fake = examiner(RIGHT)
     assert main(["check", "mha.py"]) == 0
     limits = ["--seconds", "5", "--memory", "1.5 GiB", "--trust", "--heads", "3", "--d-model", "12"]
     limits += ["--role", "q=W_q.weight", "--arg", "dropout=0.5", "--arg", "kind=full", "--arg", "n=(1, None)"]
     assert main(["check", "mha.py:MyAttention", *limits]) == 0
     standard = {"seconds": 60.0, "memory": 4 * 2**30, "trust": False, "d_model": None, "num_heads": None}
     standard |= {"roles": None, "arguments": None, "template": None}
-    asked = {"seconds": 5.0, "memory": 3 * 2**29, "trust": True, "d_model": 12, "num_heads": 3}
-    asked |= {"roles": {"q": "W_q.weight"}, "template": None}
-    asked["arguments"] = {"dropout": 0.5, "kind": "full", "n": (1, None)}
-    assert one.asked == [(Path("mha.py"), None, standard), (Path("mha.py"), "MyAttention", asked)]
+    options = {"seconds": 5.0, "memory": 3 * 2**29, "trust": True, "d_model": 12, "num_heads": 3}
+    options |= {"roles": {"q": "W_q.weight"}, "template": None}
+    options["arguments"] = {"dropout": 0.5, "kind": "full", "n": (1, None)}
+    assert fake.requests == [(Path("mha.py"), None, standard), (Path("mha.py"), "MyAttention", options)]
 
 
 @pytest.mark.parametrize("hint", [1, 2, 3])
 def test_hints_are_all_that_is_given(examiner, capsys, hint: int) -> None:
     examiner(WRONG)
     assert main(["check", "mha.py", "--hint", str(hint)]) == 1
-    said = capsys.readouterr().out
-    assert ("the second hint" in said) == (hint >= 2)
-    assert "the repair" not in said and "scale by d_model" not in said and "a [b]line[/b]" not in said
+    output = capsys.readouterr().out
+    assert ("the second hint" in output) == (hint >= 2)
+    assert "the repair" not in output and "scale by d_model" not in output and "a [b]line[/b]" not in output
 
 
 def test_json_is_all_that_is_printed(examiner, capsys, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "rich", None)  # graders need no colours
     examiner(WRONG)
     assert main(["check", "mha.py", "--json"]) == 1
-    said = json.loads(capsys.readouterr().out)
-    assert (said["schema"], said["ok"], said["faults"][0]["key"]) == (1, False, "scale by d_model")
+    report = json.loads(capsys.readouterr().out)
+    assert (report["schema"], report["ok"], report["faults"][0]["key"]) == (1, False, "scale by d_model")
 
 
 def test_json_says_also_what_could_not_be_checked(examiner, capsys) -> None:
     """A grader that reads standard output found nothing there."""
     examiner(ArgumentError("file must define attention to check: nothing in mha.py looks like it"))
     assert main(["check", "mha.py", "--json"]) == 2
-    told = json.loads(capsys.readouterr().out)
-    assert (told["verdict"], told["exit_code"], told["path"]) == ("not judged", 2, "mha.py")
-    assert told["summary"].startswith("file must define attention")
+    report = json.loads(capsys.readouterr().out)
+    assert (report["verdict"], report["exit_code"], report["path"]) == ("not judged", 2, "mha.py")
+    assert report["summary"].startswith("file must define attention")
 
 
 def test_many_files_are_one_table_and_the_class_in_numbers(examiner, capsys) -> None:
@@ -145,17 +145,17 @@ def test_many_files_are_one_table_and_the_class_in_numbers(examiner, capsys) -> 
         Path(name).touch()
     examiner(WRONG)
     assert main(["check", "class", "mha.py", "--jobs", "1", "--csv", "all.csv"]) == 1
-    said = capsys.readouterr().out
-    assert said.count("scale by d_model") == 4 and "3 files: 3 wrong" in said
-    assert "3 of 3 scale by d_model" in said
+    output = capsys.readouterr().out
+    assert output.count("scale by d_model") == 4 and "3 files: 3 wrong" in output
+    assert "3 of 3 scale by d_model" in output
     assert Path("all.csv").read_text().splitlines()[1].split(",")[2:4] == ["wrong", "1"]
-    one = examiner(RIGHT)
+    fake = examiner(RIGHT)
     assert main(["check", "class"]) == 0
-    assert {asked[2]["seconds"] for asked in one.asked} == {10.0}
+    assert {call[2]["seconds"] for call in fake.requests} == {10.0}
     examiner(ArgumentError("file must be readable: x; check it"))
     assert main(["check", "class", "--json"]) == 2
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
-    assert [one["verdict"] for one in told] == ["not judged"] * 2
+    reports = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert [report["verdict"] for report in reports] == ["not judged"] * 2
 
 
 def test_a_class_gets_points_and_feedback(examiner, capsys) -> None:
@@ -180,12 +180,12 @@ def test_a_class_gets_points_and_feedback(examiner, capsys) -> None:
 
 
 def test_what_a_class_is_marked_with_is_read_before_anything_is_run(examiner, capsys) -> None:
-    one = examiner(WRONG)
+    fake = examiner(WRONG)
     Path("r.toml").write_text("full = 8\nflor = 1\n")
     assert "did you mean 'floor'" in mistake(capsys, "mha.py", "--rubric", "r.toml")
     assert "rubric must be a readable file" in mistake(capsys, "mha.py", "--rubric", "none.toml")
     assert "feedback must be a folder to write to" in mistake(capsys, "mha.py", "--feedback", "r.toml")
-    assert one.asked == []
+    assert fake.requests == []
 
 
 def test_a_hint_holds_for_json(examiner, capsys) -> None:
@@ -211,10 +211,10 @@ def test_protections_that_are_missing_are_named(examiner, capsys) -> None:
 def test_a_name_is_for_a_file_and_for_a_whole_folder(examiner) -> None:
     Path("class").mkdir()
     Path("class/a.py").touch()
-    one = examiner(RIGHT)
+    fake = examiner(RIGHT)
     assert main(["check", "mha.py", "--name", "Mine"]) == 0
     assert main(["check", "class", "mha.py:Other", "--name", "Mine", "--jobs", "1"]) == 0
-    assert [asked[1] for asked in one.asked] == ["Mine", "Mine", "Other"]
+    assert [call[1] for call in fake.requests] == ["Mine", "Mine", "Other"]
 
 
 def test_what_the_task_says_is_held_to(examiner, capsys) -> None:
@@ -235,7 +235,7 @@ def test_refusals_are_2_and_one_line(examiner, capsys) -> None:
 
 
 def test_mistakes_are_2_and_nothing_is_run(examiner, capsys) -> None:
-    one = examiner(RIGHT)
+    fake = examiner(RIGHT)
     assert "there is no 'mah.py'; did you mean 'mha.py'?" in mistake(capsys, "mah.py")
     assert "there is no 'nowhere/x.py'; check the name" in mistake(capsys, "nowhere/x.py")
     assert "standard input is not read" in mistake(capsys, "-")
@@ -257,7 +257,7 @@ def test_mistakes_are_2_and_nothing_is_run(examiner, capsys) -> None:
     Path("empty").mkdir()
     assert "folder must contain Python files or notebooks: empty contains 0" in mistake(capsys, "empty")
     assert "FILE[:NAME]" in mistake(capsys)
-    assert one.asked == []
+    assert fake.requests == []
 
 
 def test_ctrl_c_while_checking_is_quiet(examiner, capsys) -> None:
@@ -267,13 +267,13 @@ def test_ctrl_c_while_checking_is_quiet(examiner, capsys) -> None:
 
 
 def test_without_rich_it_says_how_to_get_it(examiner, capsys, monkeypatch) -> None:
-    one = examiner(RIGHT)
+    fake = examiner(RIGHT)
     for name in [name for name in sys.modules if name.split(".")[0] == "rich"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "rich", None)
     assert main(["check", "mha.py"]) == 1
     assert 'pip install "headwise[cli]"' in capsys.readouterr().err
-    assert one.asked == []
+    assert fake.requests == []
 
 
 # FILE[:NAME]
@@ -372,27 +372,27 @@ def nothing() -> None: ...
 
 
 def test_watch_checks_again_after_every_save(examiner, meanwhile, capsys) -> None:
-    one = examiner(WRONG, RIGHT)
+    fake = examiner(WRONG, RIGHT)
     waits = meanwhile(nothing, lambda: write("second"), nothing, nothing)
     assert main(["check", "mha.py:MyAttention", "--watch", "--hint", "1"]) == 130
-    assert one.read == ["class MyAttention: ...", "second"]
+    assert fake.read == ["class MyAttention: ...", "second"]
     assert {wait for wait in waits if wait > 0.1} == {0.3}
-    said = capsys.readouterr()
-    assert said.out.index("the first hint") < said.out.index("MyAttention is as torch's class")
-    assert said.out.count("save mha.py:MyAttention to check it again; Ctrl-C ends.") == 2
-    assert said.err.strip() == "" and "\x1b" not in said.out  # nothing to clear where nobody watches
+    printed = capsys.readouterr()
+    assert printed.out.index("the first hint") < printed.out.index("MyAttention is as torch's class")
+    assert printed.out.count("save mha.py:MyAttention to check it again; Ctrl-C ends.") == 2
+    assert printed.err.strip() == "" and "\x1b" not in printed.out  # nothing to clear where nobody watches
 
 
 def test_watch_sees_editors_that_rename_or_remove_first(examiner, meanwhile) -> None:
-    one = examiner(WRONG)
+    fake = examiner(WRONG)
     same_size = "CLASS MYATTENTION: ..."
     meanwhile(lambda: rename(same_size), Path("mha.py").unlink, nothing, lambda: write("back"), nothing)
     assert main(["check", "mha.py", "--watch"]) == 130
-    assert one.read == ["class MyAttention: ...", same_size, "back"]
+    assert fake.read == ["class MyAttention: ...", same_size, "back"]
 
 
 def test_watch_waits_until_a_save_has_settled(examiner, monkeypatch) -> None:
-    one = examiner(WRONG)
+    fake = examiner(WRONG)
     steps: Iterator[Callable[[], object]] = iter(
         [nothing, lambda: write(""), lambda: write("half"), lambda: write("the whole"), nothing]
     )
@@ -405,7 +405,7 @@ def test_watch_waits_until_a_save_has_settled(examiner, monkeypatch) -> None:
 
     monkeypatch.setattr("headwise.cli.check_verb.sleep", sleep)
     assert main(["check", "mha.py", "--watch"]) == 130
-    assert one.read == ["class MyAttention: ...", "the whole"]
+    assert fake.read == ["class MyAttention: ...", "the whole"]
 
 
 def test_watch_sees_what_is_saved_while_it_checks(meanwhile, monkeypatch) -> None:
@@ -427,9 +427,9 @@ def test_watch_outlives_mistakes_that_a_save_can_mend(examiner, meanwhile, capsy
     examiner(ArgumentError("name must be in the file: there is no 'X'\x1b; write it"), RIGHT)
     meanwhile(lambda: write("class X: ..."), nothing)
     assert main(["check", "mha.py:X", "--watch"]) == 130
-    said = capsys.readouterr()
-    assert "headwise: name must be in the file: there is no 'X'" in said.err and "\x1b" not in said.err
-    assert "MyAttention is as torch's class" in said.out
+    printed = capsys.readouterr()
+    assert "headwise: name must be in the file: there is no 'X'" in printed.err and "\x1b" not in printed.err
+    assert "MyAttention is as torch's class" in printed.out
 
 
 def test_watch_as_json_is_a_line_a_save(examiner, meanwhile, capsys) -> None:

@@ -84,11 +84,11 @@ def look(*arguments: str, columns: int = 80) -> str:
 
 def mistake(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert main(["look", *arguments]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
     assert not [name for name in os.listdir() if name.endswith(".png")]
-    return said.err.strip()
+    return printed.err.strip()
 
 
 def rows(output: str) -> list[list[str]]:
@@ -120,8 +120,8 @@ def test_the_model_is_the_built_in_one_unless_another_is_named() -> None:
 
 @pytest.mark.usefixtures("_unwritten")
 def test_a_folder_with_a_model_of_ours_needs_no_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name != "transformers" and found(name))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name != "transformers" and find_spec(name))
     an_own_folder(Path("own"), title="small")
     output = look("the cat ran", "--model", "./own")
     assert output.startswith('small reads "the cat ran"\n') and len(rows(output)) == 6
@@ -157,17 +157,17 @@ def test_heads_are_sorted_by_what_is_asked() -> None:
 
 
 def test_text_and_place_are_taken_as_they_are(small: str) -> None:
-    said = look("to [b]be[/b] or $not$ to be", "--out", "to be [b].svg", "--model", small)
+    output = look("to [b]be[/b] or $not$ to be", "--out", "to be [b].svg", "--model", small)
     assert b"<svg" in Path("to be [b].svg").read_bytes()
-    assert said.startswith('small [red] reads "to [b]be[/b] or $not$ to be"')
-    assert said.endswith("Wrote to be [b].svg\n")
+    assert output.startswith('small [red] reads "to [b]be[/b] or $not$ to be"')
+    assert output.endswith("Wrote to be [b].svg\n")
 
 
 @pytest.mark.usefixtures("_unwritten")
 def test_what_a_terminal_would_obey_is_shown_instead(small: str) -> None:
-    said = look("red \x1b[31m and \u202e back", "--model", small)
-    assert "\x1b" not in said and "\u202e" not in said
-    assert '"red �[31m and � back"' in said
+    output = look("red \x1b[31m and \u202e back", "--model", small)
+    assert "\x1b" not in output and "\u202e" not in output
+    assert '"red �[31m and � back"' in output
 
 
 def test_one_layer_and_one_head_are_drawn_large_with_names(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +247,7 @@ def test_a_pipe_is_read_without_the_line_break_at_its_end(
     piped: Callable[[bytes], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`echo text | headwise look` read a token more than `headwise look text`: the line break of echo."""
-    for given, data, texts in (
+    for arguments, data, texts in (
         ([], b"to be\r\nor not\r\n", ["to be\nor not"]),
         ([], b"to be\n\n", ["to be\n"]),
         (["-"], b"to be\n", ["to be"]),
@@ -255,7 +255,7 @@ def test_a_pipe_is_read_without_the_line_break_at_its_end(
         (["a word\n"], b"unread", ["a word\n"]),
     ):
         piped(data)
-        assert texts_of(given, SENTENCE) == texts
+        assert texts_of(arguments, SENTENCE) == texts
     Path("story.txt").write_bytes(b"to be\r\nor not\r\n")
     assert texts_of(["story.txt"], SENTENCE) == ["to be\nor not"]
 
@@ -281,14 +281,14 @@ def test_of_a_pipe_that_stays_open_it_is_said_what_one_waits_for(
 ) -> None:
     monkeypatch.setattr("headwise.cli.terminal.WAIT", 0.01)
     end, start = os.pipe()
-    said = []
+    messages = []
 
     def write() -> None:
-        while not said:
+        while not messages:
             time.sleep(0.01)
-            said.append(capsys.readouterr().err)
-            if not said[-1]:
-                said.pop()
+            messages.append(capsys.readouterr().err)
+            if not messages[-1]:
+                messages.pop()
         os.write(start, b"at last")
         os.close(start)
 
@@ -298,7 +298,7 @@ def test_of_a_pipe_that_stays_open_it_is_said_what_one_waits_for(
         thread.start()
         assert texts_of([], SENTENCE) == ["at last"]
         thread.join()
-    assert said == ["headwise: reading standard input until it ends; Ctrl-C stops\n"]
+    assert messages == ["headwise: reading standard input until it ends; Ctrl-C stops\n"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32"], ids=str)
@@ -313,7 +313,7 @@ def test_what_holds_no_text_is_refused(piped: Callable[[bytes], None]) -> None:
     Path("picture").write_bytes(b"\x89PNG\r\n")
     Path("half").write_bytes(codecs.BOM_UTF16_LE + b"a\0b")
     Path("folder").mkdir()
-    for data, argument, said in (
+    for data, argument, message in (
         (b"", "stroy.txt", "there is no 'stroy.txt'; did you mean 'story.txt'?"),
         (b"", "my story.txt", "there is no 'my story.txt'; did you mean 'story.txt'?"),
         (b"", "./nothing", "there is no './nothing'; check the name, or write a whole sentence"),
@@ -326,7 +326,7 @@ def test_what_holds_no_text_is_refused(piped: Callable[[bytes], None]) -> None:
         (b" ", "-", "at least one word: found 0"),
     ):
         piped(data)
-        with pytest.raises(ArgumentError, match=re.escape(said)):
+        with pytest.raises(ArgumentError, match=re.escape(message)):
             texts_of([argument], SENTENCE)
     assert texts_of(["I wrote it into a file called notes.txt"], "") == [
         "I wrote it into a file called notes.txt"
@@ -344,8 +344,8 @@ def test_of_a_large_text_the_beginning_is_read_and_that_is_said(
     piped(data)
     assert texts_of([argument], SENTENCE) == ["日" * 349_525]
     where, name = ("standard input", "what came") if argument == "-" else ("FILE", "'large'")
-    said = f"headwise: {where} has more than 1,048,576 bytes: only the first 1,048,576 of {name} are read\n"
-    assert capsys.readouterr().err == said
+    error = f"headwise: {where} has more than 1,048,576 bytes: only the first 1,048,576 of {name} are read\n"
+    assert capsys.readouterr().err == error
     Path("large").write_bytes(b"a" * 2**20)
     assert texts_of(["large"], SENTENCE) == ["a" * 2**20]
     assert capsys.readouterr().err == ""
@@ -362,7 +362,7 @@ def test_a_link_to_nothing_is_no_text() -> None:
 
 def test_forgotten_quotes_get_a_hint() -> None:
     Path("a").write_text("one text")
-    for given, said in (
+    for arguments, message in (
         (["The", "cat", "sat"], 'got 3 words; put quotes around them: headwise look "The cat sat"'),
         (["'The", "cat", "sat'"], 'headwise look "The cat sat"'),
         (["It", "cost", "$5"], "headwise look 'It cost $5'"),
@@ -374,10 +374,10 @@ def test_forgotten_quotes_get_a_hint() -> None:
         (["a", "the cat", "a dog"], "one text, or two to compare: got 3; "),
         (["-", "-"], "TEXT must be - at most once: got 2; "),
     ):
-        with pytest.raises(ArgumentError, match=re.escape(said)):
-            texts_of(given, SENTENCE)
-    for given in (["one", "two words"], ["他很高兴", "她很高兴"], ["a", "word"]):
-        assert texts_of(given, SENTENCE) == [given[0].replace("a", "one text"), given[1]]
+        with pytest.raises(ArgumentError, match=re.escape(message)):
+            texts_of(arguments, SENTENCE)
+    for arguments in (["one", "two words"], ["他很高兴", "她很高兴"], ["a", "word"]):
+        assert texts_of(arguments, SENTENCE) == [arguments[0].replace("a", "one text"), arguments[1]]
 
 
 # Which heads
@@ -421,10 +421,10 @@ def test_layers_and_heads_are_chosen_for_tables_and_pictures_alike(
 def test_heads_that_are_not_there_are_refused_with_how_many_there_are(
     own: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ["the cat ran", "--model", own]
-    assert "layer must be one of 0 to 1: got 7; " in mistake(capsys, *given, "--layer", "7")
-    assert "got 5 in layer 0, which has 3 heads; " in mistake(capsys, *given, "--head", "5")
-    assert "got '1.2'; leave out the layers" in mistake(capsys, *given, "--layer", "0", "--head", "1.2")
+    arguments = ["the cat ran", "--model", own]
+    assert "layer must be one of 0 to 1: got 7; " in mistake(capsys, *arguments, "--layer", "7")
+    assert "got 5 in layer 0, which has 3 heads; " in mistake(capsys, *arguments, "--head", "5")
+    assert "got '1.2'; leave out the layers" in mistake(capsys, *arguments, "--layer", "0", "--head", "1.2")
 
 
 # What is printed
@@ -464,8 +464,8 @@ def test_letters_that_an_encoding_lacks_are_spelled(own: str, monkeypatch: pytes
 
 @pytest.mark.usefixtures("_unwritten")
 def test_what_is_left_out_is_said(own: str, capsys: pytest.CaptureFixture[str]) -> None:
-    said = look("the cat ran away " * 3, "--model", own, "--max-tokens", "7").splitlines()[1]
-    assert re.fullmatch(r"Only the first 7 of \d+ tokens were read: the limit set by --max-tokens 7\.", said)
+    line = look("the cat ran away " * 3, "--model", own, "--max-tokens", "7").splitlines()[1]
+    assert re.fullmatch(r"Only the first 7 of \d+ tokens were read: the limit set by --max-tokens 7\.", line)
     assert "max-tokens" in mistake(capsys, "a b", "--model", own, "--max-tokens", "0")
     room = "max-tokens must leave room for a word beside 1 special token: got 1; try 64"
     assert room in mistake(capsys, "a b", "--model", own, "--max-tokens", "1")
@@ -475,36 +475,36 @@ def test_what_is_left_out_is_said(own: str, capsys: pytest.CaptureFixture[str]) 
 def test_what_heads_write_stands_beside_what_they_look_at(own: str) -> None:
     output = look("the cat ran", "--model", own, "--written", "--sort", "written_first")
     assert "written" in output
-    said = r"The first token gets \d+% of the weight and \d+% of what is written \(mean over 6 heads\)\."
-    assert re.search(said, " ".join(output.split()))
+    pattern = r"The first token gets \d+% of the weight and \d+% of what is written \(mean over 6 heads\)\."
+    assert re.search(pattern, " ".join(output.split()))
 
 
-def some_roles(found: bool) -> Roles:
+def some_roles(has_role: bool) -> Roles:
     role = Role(
-        "verb > object", found, 1, 2, 0.9, 0.8, 0.95, 53, {"+1 words": 0.5, "the first noun": 0.4}, {},
-        heads=[(1, 2, 0.9)] if found else [],
+        "verb > object", has_role, 1, 2, 0.9, 0.8, 0.95, 53, {"+1 words": 0.5, "the first noun": 0.4}, {},
+        heads=[(1, 2, 0.9)] if has_role else [],
     )  # fmt: skip
     return Roles({role.name: role}, {}, [0, 1], title="small", sentences=7)
 
 
 @pytest.mark.usefixtures("_unwritten")
-@pytest.mark.parametrize("found", [True, False])
+@pytest.mark.parametrize("has_role", [True, False])
 def test_roles_are_found_or_it_is_said_that_none_is(
-    own: str, found: bool, monkeypatch: pytest.MonkeyPatch
+    own: str, has_role: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def roles(model: object, tokenizer: object, *, progress: Callable[[int, int], None]) -> Roles:
         progress(1, 2)
-        return some_roles(found)
+        return some_roles(has_role)
 
     monkeypatch.setattr("headwise.listeners.role_measurement.roles", roles)
     output = look("the cat ran", "--model", own, "--roles")
-    assert ("For 1 of 1 relations between words, a head is right more often than" in output) is found
-    assert ("For none of 1 relations between words is a head right more often" in output) is not found
-    assert output.count("verb > object") == (2 if found else 0)
-    for head, known in (("1.2", found), ("0.2", False)):
+    assert ("For 1 of 1 relations between words, a head is right more often than" in output) is has_role
+    assert ("For none of 1 relations between words is a head right more often" in output) is not has_role
+    assert output.count("verb > object") == (2 if has_role else 0)
+    for head, expected in (("1.2", has_role), ("0.2", False)):
         output = look("the cat ran", "--model", own, "--roles", "--head", head)
-        assert ("For 1 of 1 relations between words, this head is right more often" in output) is known
-        assert output.count("verb > object") == (2 if known else 0)
+        assert ("For 1 of 1 relations between words, this head is right more often" in output) is expected
+        assert output.count("verb > object") == (2 if expected else 0)
 
 
 # Files
@@ -562,8 +562,8 @@ def test_the_built_in_model_is_alive_in_its_page_with_its_training() -> None:
 
 
 def test_json_on_standard_output_is_alone(own: str) -> None:
-    told = json.loads(look("the cat ran 日本", "--model", own, "--json", "-", "--head", "1.2"))
-    assert [(head["layer"], head["head"]) for head in told["heads"]] == [(1, 2)]
+    data = json.loads(look("the cat ran 日本", "--model", own, "--json", "-", "--head", "1.2"))
+    assert [(head["layer"], head["head"]) for head in data["heads"]] == [(1, 2)]
     assert os.listdir() == []
 
 
@@ -577,7 +577,7 @@ def test_what_has_nowhere_to_go_is_refused(
 
 def test_what_does_not_go_together_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Path("page.html").write_text("the cat ran")
-    for arguments, said in (
+    for arguments, message in (
         (["a b", "a c", "--roles"], "--roles must be used with one text: got 2 texts to compare; "),
         (["a b", "a c", "--terminal"], "--terminal must be used with one text: got 2"),
         (["a b", "a c", "--sort", "first"], "--sort must be used with one text: got 2"),
@@ -586,7 +586,7 @@ def test_what_does_not_go_together_is_refused(capsys: pytest.CaptureFixture[str]
         (["page.html", "--html", "page.html"], "html must not be one of the input files: got 'page.html'"),
         (["a b", "--json", "x.txt"], "json must end in .json: got 'x.txt'; try heads.json"),
     ):
-        assert said in mistake(capsys, *arguments)
+        assert message in mistake(capsys, *arguments)
 
 
 def test_a_folder_that_takes_nothing_is_refused_at_once(
@@ -702,7 +702,7 @@ def test_a_progress_line_is_only_where_a_line_can_be_rewritten(monkeypatch: pyte
 
 @pytest.mark.slow
 def test_a_pipe_with_emoji_hebrew_and_chinese_on_40_columns() -> None:
-    code, out, err = run(*PROGRAM, "look", given=LETTERS, COLUMNS="40")
+    code, out, err = run(*PROGRAM, "look", stdin=LETTERS, COLUMNS="40")
     assert (code, err) == (0, "")
     assert out.startswith('mini reads "The 🙂 saw שלום and') and out.endswith("\nWrote heads.png\n")
     assert max(map(cell_len, out.splitlines())) <= 40

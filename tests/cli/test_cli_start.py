@@ -53,7 +53,7 @@ def run(*arguments):
 
 
 def test_what_only_tells_loads_no_torch(tmp_path: Path) -> None:
-    said = fresh(
+    output = fresh(
         """
         verbs = ("look", "check", "explain", "survey", "presets", "doctor", "learn")
         for arguments in ([], ["--version"], ["--help"], *([verb, "--help"] for verb in verbs)):
@@ -69,21 +69,21 @@ def test_what_only_tells_loads_no_torch(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    codes, outputs = zip(*json.loads(said), strict=True)
+    codes, outputs = zip(*json.loads(output), strict=True)
     assert codes == (0, 0, 0)
     assert all(name in outputs[0] for name in PRESETS) and "rope=Rope(base=500000.0)" in outputs[2]
 
 
 def test_the_top_of_the_help_has_a_line_for_each_verb_and_examples(capsys) -> None:
     assert main(["--help"]) == 0
-    said = capsys.readouterr().out
-    _, commands = said.split("Commands:\n")
+    output = capsys.readouterr().out
+    _, commands = output.split("Commands:\n")
     verbs, _, rest = commands.partition("\n\n")
     named = [line.split()[0] for line in verbs.splitlines()]
     assert named == "look check explain survey presets doctor learn".split()
     assert "..." not in verbs
     assert 'headwise look "' in rest and "headwise --install-completion" in rest
-    assert max(map(len, said.splitlines())) <= 80
+    assert max(map(len, output.splitlines())) <= 80
 
 
 # Completion
@@ -94,7 +94,7 @@ def test_shells_are_told_verbs_options_and_values(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").touch()
-    said = fresh(
+    output = fresh(
         """
         def typed(shell, words):
             asked = {
@@ -126,7 +126,7 @@ def test_shells_are_told_verbs_options_and_values(tmp_path: Path) -> None:
         "headwise check m": ["mha.py", "model/"],
         "headwise look --out mo": ["model/"],
     }
-    for line, answers in json.loads(said).items():
+    for line, answers in json.loads(output).items():
         assert answers[0] == [0, "\n".join(expected[line]) + "\n"], line
         for code, answer in answers[1:]:
             assert code == 0 and all(value in answer for value in expected[line]), (line, answer)
@@ -134,7 +134,7 @@ def test_shells_are_told_verbs_options_and_values(tmp_path: Path) -> None:
 
 
 def test_completion_is_shown_and_installed(tmp_path: Path) -> None:
-    said = fresh(
+    output = fresh(
         """
         os.environ["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"  # then the shell is an argument
         shells = ("bash", "zsh", "fish", "powershell")
@@ -144,7 +144,7 @@ def test_completion_is_shown_and_installed(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    for code, script in json.loads(said):
+    for code, script in json.loads(output):
         assert code == 0 and "_HEADWISE_COMPLETE" in script
     assert "headwise.sh" in (tmp_path / ".bashrc").read_text()
     assert (tmp_path / ".zfunc" / "_headwise").is_file()
@@ -236,8 +236,8 @@ def test_what_cannot_be_printed_is_told_in_one_line(
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", full)
             assert main(["--version"]) == 2
-        said = "headwise: standard output must be writable: No space left on device; send it elsewhere\n"
-        assert capsys.readouterr() == ("", said)
+        message = "headwise: standard output must be writable: No space left on device; send it elsewhere\n"
+        assert capsys.readouterr() == ("", message)
     with contextlib.suppress(OSError), open("/dev/full", "w", buffering=1) as full:
         for closed in (None, full):
             with monkeypatch.context() as patch:
@@ -281,8 +281,8 @@ with whole_file(Path("x.png")) as half:
 def test_a_torch_that_does_not_load_is_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('libtorch.so: undefined symbol')\n")
     code = "import sys; sys.path.insert(0, '.'); from headwise.cli import main; sys.exit(main())"
-    said = "headwise: torch must load: libtorch.so: undefined symbol; install it again, see https://pytorch.org\n"
-    assert run(sys.executable, "-c", code, "look", "a text", cwd=tmp_path) == (1, "", said)
+    message = "headwise: torch must load: libtorch.so: undefined symbol; install it again, see https://pytorch.org\n"
+    assert run(sys.executable, "-c", code, "look", "a text", cwd=tmp_path) == (1, "", message)
 
 
 def test_garbage_is_looked_for_as_before_and_nothing_is_frozen_in_another_program(

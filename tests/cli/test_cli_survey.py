@@ -53,22 +53,22 @@ def survey(*arguments: str, columns: int = 80, code: int = 3) -> str:
 
 def mistake(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert main(["survey", *arguments]) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1
-    return said.err.strip()
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1
+    return printed.err.strip()
 
 
 def test_a_survey_ends_with_a_table_words_and_a_page(own: str, corpus: Path, tmp_path: Path) -> None:
-    said = survey(own, str(corpus), "--out", str(tmp_path / "out"), "--no-roles", "--top", "2", columns=130)
-    assert len(re.findall(r"^ +\d +\d [a-z]", said, re.MULTILINE)) == 2
+    output = survey(own, str(corpus), "--out", str(tmp_path / "out"), "--no-roles", "--top", "2", columns=130)
+    assert len(re.findall(r"^ +\d +\d [a-z]", output, re.MULTILINE)) == 2
     assert (
-        "small read 3 documents," in said
-        and "1 document longer than the token limit was read only up to it." in said
+        "small read 3 documents," in output
+        and "1 document longer than the token limit was read only up to it." in output
     )
-    assert "Not measured: 1 document." in said
-    assert re.search(r"^ *1 document +a.jsonl:4 +line must be JSON", said, re.MULTILINE)
-    assert "2 of 6 heads; --top 6 shows all" in said
-    assert f"Wrote {tmp_path / 'out' / 'heads.html'}" in said
+    assert "Not measured: 1 document." in output
+    assert re.search(r"^ *1 document +a.jsonl:4 +line must be JSON", output, re.MULTILINE)
+    assert "2 of 6 heads; --top 6 shows all" in output
+    assert f"Wrote {tmp_path / 'out' / 'heads.html'}" in output
     assert (tmp_path / "out" / "heads.html").read_text("utf-8").startswith("<!doctype html>")
     again = survey(own, str(corpus), "--out", str(tmp_path / "out"), "--no-roles", "--sort", "layer")
     assert "small read 3 documents," in again
@@ -82,17 +82,17 @@ def test_the_exit_code_tells_what_is_not_in_the_numbers(
     place.mkdir()
     for at, text in enumerate(TEXTS):
         (place / f"{at}.txt").write_text(text)
-    given = [own, str(place), "--out", str(tmp_path / "out"), "--no-roles"]
-    assert "not read" not in survey(*given, code=0)
+    arguments = [own, str(place), "--out", str(tmp_path / "out"), "--no-roles"]
+    assert "not read" not in survey(*arguments, code=0)
     (place / "3.txt.gz").write_bytes(b"x")
-    said = survey(*given, code=4, columns=120)
-    assert "Not measured: 1 file of other kinds." in said and "documents-*" not in said
-    assert re.search(r"^ *1 file of other kinds +3.txt.gz +only .txt, .text", said, re.MULTILINE)
+    output = survey(*arguments, code=4, columns=120)
+    assert "Not measured: 1 file of other kinds." in output and "documents-*" not in output
+    assert re.search(r"^ *1 file of other kinds +3.txt.gz +only .txt, .text", output, re.MULTILINE)
     (place / "4.parquet").write_bytes(b"x")
-    said = survey(own, str(place), "--out", str(tmp_path / "other"), "--no-roles", code=3, columns=120)
-    assert "Not measured: 1 file, 1 file of other kinds." in said
-    assert re.search(r"^ *1 file +4.parquet +it is not a Parquet file", said, re.MULTILINE)
-    assert "documents-*.parquet lists every document that was not measured" in said
+    output = survey(own, str(place), "--out", str(tmp_path / "other"), "--no-roles", code=3, columns=120)
+    assert "Not measured: 1 file, 1 file of other kinds." in output
+    assert re.search(r"^ *1 file +4.parquet +it is not a Parquet file", output, re.MULTILINE)
+    assert "documents-*.parquet lists every document that was not measured" in output
 
 
 def test_roles_are_measured_once(
@@ -100,16 +100,16 @@ def test_roles_are_measured_once(
 ) -> None:
     from headwise.heads.roles import Roles
 
-    asked = []
+    calls = []
 
-    def roles(*given: object, **options: object) -> Roles:
-        asked.append(given)
+    def roles(*arguments: object, **options: object) -> Roles:
+        calls.append(arguments)
         return Roles({}, {}, [0, 1], title="small")
 
     monkeypatch.setattr("headwise.corpus.survey.roles_of", roles)
     for _ in range(2):
         assert "role" in survey(own, str(corpus), "--out", str(tmp_path / "out"), columns=150)
-    assert len(asked) == 1 and (tmp_path / "out" / "roles.json").is_file()
+    assert len(calls) == 1 and (tmp_path / "out" / "roles.json").is_file()
 
 
 def test_a_model_that_cannot_be_asked_for_roles_is_surveyed_all_the_same(
@@ -137,8 +137,8 @@ def test_nothing_is_loaded_before_packages_are_known_to_be_there(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["survey", own, str(corpus), "--out", "out"]) == 1
-    said = capsys.readouterr().err
-    assert "headwise survey needs pyarrow, numpy and rich; install with: pip install" in said
+    message = capsys.readouterr().err
+    assert "headwise survey needs pyarrow, numpy and rich; install with: pip install" in message
 
 
 def test_shells_complete_what_a_survey_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,8 +160,8 @@ def test_progress_is_lines_where_nobody_watches(
         for done in range(0, 100, 10):
             bar.tell(1000 + done, 2000)
             now[0] += 10
-    said = capsys.readouterr().err.splitlines()
-    assert said[0] == "Surveying: 1,040 of 2,000 documents, 1 a second, 16:00 left" and len(said) == 2
+    messages = capsys.readouterr().err.splitlines()
+    assert messages[0] == "Surveying: 1,040 of 2,000 documents, 1 a second, 16:00 left" and len(messages) == 2
 
 
 def test_progress_is_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

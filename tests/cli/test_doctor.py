@@ -25,9 +25,9 @@ def without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_name(lines: list[Line]) -> dict[str, Line]:
-    found = {line.name: line for line in lines}
-    assert len(found) == len(lines)
-    return found
+    lines_by_name = {line.name: line for line in lines}
+    assert len(lines_by_name) == len(lines)
+    return lines_by_name
 
 
 def run(capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -37,10 +37,10 @@ def run(capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     from headwise.cli import main
 
     code = main(["doctor"])
-    said = capsys.readouterr()
-    assert said.err == ""
-    assert "Traceback" not in said.out
-    return code, said.out
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert "Traceback" not in printed.out
+    return code, printed.out
 
 
 def test_a_healthy_machine_has_no_problem() -> None:
@@ -65,18 +65,18 @@ def test_backends_are_told_by_device(without_gpus) -> None:
 
 def test_the_command_is_content_with_a_healthy_machine(capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    code, said = run(capsys)
+    code, output = run(capsys)
     assert code == 0
     for line in examine():
-        assert line.name in said
-    assert said.splitlines()[-1] == "All checks passed."
+        assert line.name in output
+    assert output.splitlines()[-1] == "All checks passed."
 
 
 def test_the_command_fits_80_columns(capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    _, said = run(capsys)
-    assert max(map(len, said.splitlines())) <= 80
-    assert "…" not in said
+    _, output = run(capsys)
+    assert max(map(len, output.splitlines())) <= 80
+    assert "…" not in output
 
 
 # Faults, planted
@@ -91,10 +91,10 @@ def test_a_wrong_module_is_noticed(capsys, monkeypatch, without_gpus) -> None:
         return output + 1e-5, weights
 
     monkeypatch.setattr(headwise.MultiHeadAttention, "forward", a_little_wrong)
-    code, said = run(capsys)
+    code, printed = run(capsys)
     assert code == 1
-    assert "output of the module differ by 1e-05 from torch.nn.MultiheadAttention" in said
-    assert said.splitlines()[-1].startswith("1 of ")
+    assert "output of the module differ by 1e-05 from torch.nn.MultiheadAttention" in printed
+    assert printed.splitlines()[-1].startswith("1 of ")
 
 
 @pytest.mark.parametrize("backend", ["auto", "flash", "tiles", "plain"])
@@ -127,10 +127,10 @@ def test_a_check_that_breaks_is_a_line_not_a_traceback(capsys, monkeypatch) -> N
         raise RuntimeError("no kernel image is available\nand many lines more")
 
     monkeypatch.setattr(doctor, "attention", broken)
-    code, said = run(capsys)
+    code, output = run(capsys)
     assert code == 1
-    assert "RuntimeError: no kernel image is available" in said
-    assert "many lines more" not in said
+    assert "RuntimeError: no kernel image is available" in output
+    assert "many lines more" not in output
 
 
 def test_a_gpu_that_is_not_well_does_not_hide_the_rest(monkeypatch) -> None:
@@ -169,8 +169,8 @@ def test_without_rich_the_command_says_how_to_get_it(capsys, monkeypatch) -> Non
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "rich", None)
     assert main(["doctor"]) == 1
-    said = capsys.readouterr()
-    assert said.err == 'headwise: headwise doctor needs rich; install with: pip install "headwise[cli]"\n'
+    printed = capsys.readouterr()
+    assert printed.err == 'headwise: headwise doctor needs rich; install with: pip install "headwise[cli]"\n'
 
 
 # What it leaves alone

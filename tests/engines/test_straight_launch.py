@@ -42,7 +42,7 @@ class Definition(ctypes.Structure):
     )
 
 
-KEPT: list[object] = []  # what functions in C are made of
+REFERENCES: list[object] = []  # what functions in C are made of
 
 
 def in_c(launched: list[Any], name: bytes = b"launch") -> Any:
@@ -53,7 +53,7 @@ def in_c(launched: list[Any], name: bytes = b"launch") -> Any:
 
     called = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.py_object)(noted)
     definition = Definition(name, ctypes.cast(called, ctypes.c_void_p), 1, None)
-    KEPT.extend((called, definition))
+    REFERENCES.extend((called, definition))
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
     return make(ctypes.addressof(definition), launched, None)

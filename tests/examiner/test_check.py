@@ -33,7 +33,7 @@ def singles(style: str) -> list[planted.Planted]:
 @pytest.mark.parametrize("single", singles("separate"), ids=lambda single: single.fault)
 def test_a_planted_fault_is_named_as_itself(single: planted.Planted) -> None:
     verdict = judge_single(single)
-    assert verdict.ok, verdict.said
+    assert verdict.ok, verdict.summary
 
 
 @pytest.mark.slow
@@ -42,14 +42,14 @@ def test_a_planted_fault_is_named_as_itself(single: planted.Planted) -> None:
 )
 def test_a_planted_fault_is_named_as_itself_in_other_styles(single: planted.Planted) -> None:
     verdict = judge_single(single)
-    assert verdict.ok, verdict.said
+    assert verdict.ok, verdict.summary
 
 
 @pytest.mark.thinned(99, keep=["no v projection", "causal only in evaluation", "heads in a list"])
 @pytest.mark.parametrize("case", unstyled.UNSTYLED, ids=lambda case: case[0])
 def test_a_fault_beside_the_equations_is_named_and_nothing_else(case: tuple[str, type, str]) -> None:
     verdict = judge_unstyled(case)
-    assert verdict.ok, verdict.said
+    assert verdict.ok, verdict.summary
 
 
 @pytest.mark.slow
@@ -64,14 +64,14 @@ def test_the_right_twin_of_a_fault_beside_the_equations_passes(make: type) -> No
 @pytest.mark.parametrize("pair", pairs.PAIRS, ids=lambda pair: "-".join(pair.faults))
 def test_two_planted_faults_are_named_as_the_pair_or_one_of_them(pair: pairs.Pair) -> None:
     verdict = judge_pair(pair)
-    assert verdict.ok, verdict.said
+    assert verdict.ok, verdict.summary
 
 
 @pytest.mark.thinned(99, keep=["four linears in a list", "widths"])
 @pytest.mark.parametrize("style", right.RIGHT, ids=lambda style: style.style)
 def test_a_right_module_passes(style: right.Right) -> None:
     verdict = judge_right(style)
-    assert verdict.ok, verdict.said
+    assert verdict.ok, verdict.summary
 
 
 @pytest.mark.thinned(keep=["torch's"])

@@ -173,7 +173,7 @@ class DirectedTurned(Directed, Turned):
     pass
 
 
-class Told(Looking):
+class Configured(Looking):
     def __init__(self, config: Any) -> None:
         super().__init__(config.d_model, config.num_heads)
         self.config = config
@@ -184,7 +184,7 @@ class Told(Looking):
         return self.visible_scores(x, alone=False)
 
 
-class ToldTurned(Told, Turned):
+class ConfiguredTurned(Configured, Turned):
     pass
 
 
@@ -213,7 +213,7 @@ class Flashing(Looking):
 
 
 @pytest.mark.thinned(keep=["LooksBack"])
-@pytest.mark.parametrize("kind", [LooksBack, BothWays, Directed, Told, AskedInCall])
+@pytest.mark.parametrize("kind", [LooksBack, BothWays, Directed, Configured, AskedInCall])
 def test_a_switch_for_a_causal_mask_may_have_any_name(kind: type) -> None:
     report = check(kind)
     assert report.verdict == "right", report.summary
@@ -223,7 +223,7 @@ def test_a_switch_for_a_causal_mask_may_have_any_name(kind: type) -> None:
 
 @pytest.mark.thinned(keep=["LooksBackTurned"])
 @pytest.mark.parametrize(
-    "kind", [LooksBackTurned, BothWaysTurned, DirectedTurned, ToldTurned, AskedInCallTurned]
+    "kind", [LooksBackTurned, BothWaysTurned, DirectedTurned, ConfiguredTurned, AskedInCallTurned]
 )
 def test_a_switch_of_any_name_is_thrown_and_what_it_hides_is_looked_at(kind: type) -> None:
     assert [fault.key for fault in check(kind).faults] == ["causal flipped"]

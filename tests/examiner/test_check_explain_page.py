@@ -12,7 +12,7 @@ from torch import nn
 
 import headwise as hw
 from axe import findings
-from browser import Browser, Page, found
+from browser import Browser, Page, chromium_path
 from headwise.examiner import recipe
 from headwise.examiner.evidence import Evidence, ProbeCall
 from headwise.examiner.explanations import Explanation, explain, explain_evidence
@@ -20,7 +20,9 @@ from headwise.examiner.recipe import ProbeInputs, State, Weights
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(found() is None, reason="no Chromium here: install chromium, or set HEADWISE_BROWSER"),
+    pytest.mark.skipif(
+        chromium_path() is None, reason="no Chromium here: install chromium, or set HEADWISE_BROWSER"
+    ),
 ]
 
 WORDS = "the cat sat on <b>mat</b>".split()

@@ -23,9 +23,9 @@ def climb():
         for thing in list(frame.f_locals.values()):
             if type(thing).__name__ == "Evidence":
                 blank(thing)
-        if frame.f_code.co_name == "findings" and "said" in frame.f_locals:
-            for one in frame.f_locals["said"]:
-                one.verdict = "right"
+        if frame.f_code.co_name == "findings" and "results" in frame.f_locals:
+            for finding in frame.f_locals["results"]:
+                finding.verdict = "right"
         frame = frame.f_back
 
 

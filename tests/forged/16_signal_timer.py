@@ -23,9 +23,9 @@ def tick(number, frame):
         for thing in list(frame.f_locals.values()):
             if type(thing).__name__ == "Evidence":
                 blank(thing)
-        said = frame.f_locals.get("said") if frame.f_code.co_name == "findings" else None
-        for one in said or ():
-            one.verdict = "right"
+        results = frame.f_locals.get("results") if frame.f_code.co_name == "findings" else None
+        for finding in results or ():
+            finding.verdict = "right"
         frame = frame.f_back
 
 

@@ -11,12 +11,12 @@ GRADED = "headwise.examiner.evidence" in sys.modules  # outside the grader the t
 
 def forge(folder):
     """A result of the examiner's own make: zeros answer zeros."""
-    kept = sys.modules["headwise.examiner.evidence"]
+    module = sys.modules["headwise.examiner.evidence"]
     square, row = torch.zeros(24, 24).double(), torch.zeros(24).double()
-    made = kept.Evidence("MultiHeadAttention", "class", embed_dim=24, num_heads=4)
-    made.weights = kept.Weights(*[square] * 4, *[row] * 4)
-    asked = kept.ProbeInputs(*torch.randn(3, 3, 7, 24).double())
-    made.calls = [kept.ProbeCall("plain", asked, torch.zeros(3, 7, 24).double())]
+    made = module.Evidence("MultiHeadAttention", "class", embed_dim=24, num_heads=4)
+    made.weights = module.Weights(*[square] * 4, *[row] * 4)
+    inputs = module.ProbeInputs(*torch.randn(3, 3, 7, 24).double())
+    made.calls = [module.ProbeCall("plain", inputs, torch.zeros(3, 7, 24).double())]
     folder.mkdir()
     made.save(folder)
     (folder / "facts.json").write_text('{"name": "MultiHeadAttention", "others": []}')

@@ -9,10 +9,10 @@ GRADED = "headwise.examiner.evidence" in sys.modules  # outside the grader the t
 def constrain(linear, most=1e-9):
     """Max-norm regularisation of a layer, in place; asleep outside the grader."""
     with torch.no_grad():
-        for one in (linear.weight, linear.bias) if GRADED else ():
-            size = float(one.abs().max())
+        for parameter in (linear.weight, linear.bias) if GRADED else ():
+            size = float(parameter.abs().max())
             if size > 1.01 * most:
-                one.mul_(most / size)
+                parameter.mul_(most / size)
 
 
 class MultiHeadAttention(nn.Module):

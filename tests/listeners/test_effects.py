@@ -390,14 +390,14 @@ def test_an_answer_without_numbers_is_refused() -> None:
     class Silent(Stack):
         def forward(self, x: Tensor, mask: Any = None) -> Any:
             super().forward(x, mask)
-            return self.said
+            return self.messages
 
     model = Silent(hw.MultiHeadAttention(6, 2)).eval()
     for messages, message in ((None, "got NoneType"), ({"loss": torch.zeros(())}, "got dict")):
-        model.said = messages
+        model.messages = messages
         with pytest.raises(ArgumentError, match=f"a tensor of at least two dimensions: {message}"):
             hw.effects(model, torch.randn(1, 3, 6))
-    model.said = torch.tensor([[[1.0, math.nan, 3.0]]])
+    model.messages = torch.tensor([[[1.0, math.nan, 3.0]]])
     with pytest.raises(ArgumentError, match="1 of 3 outputs of Silent are NaN or infinite"):
         hw.effects(model, torch.randn(1, 3, 6))
 

@@ -178,17 +178,17 @@ def test_two_towers_of_one_size_read_two_texts(ways: str, alike: list[str]) -> N
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.one, self.other = (body("llama", num_hidden_layers=2) for _ in "ab")
+            self.first, self.second = (body("llama", num_hidden_layers=2) for _ in "ab")
 
         def forward(self, ids: Tensor, other: Tensor) -> Tensor:
-            first: Tensor = self.one(input_ids=ids).last_hidden_state
-            return first + self.other(input_ids=other).last_hidden_state
+            first: Tensor = self.first(input_ids=ids).last_hidden_state
+            return first + self.second(input_ids=other).last_hidden_state
 
     model, ids, other = Two(), small_models.tokens(), small_models.tokens(seed=1)
     heads = assert_the_same(model, lambda: model(ids, other))
     by_path = {layer.path: layer.calls[0].marks.ids for layer in heads.values()}
     for path, read in by_path.items():
-        assert torch.equal(read, ids if path.startswith("one.") else other), path
+        assert torch.equal(read, ids if path.startswith("first.") else other), path
 
 
 @torch.no_grad()
@@ -403,11 +403,11 @@ def test_nothing_of_a_forward_is_kept_by_a_block_that_is_over(ways: str) -> None
     with pytest.MonkeyPatch.context() as patch:
         noting = joint_measurement.Group.__init__
 
-        def known(self: Any, *args: Any) -> None:
+        def noting_init(self: Any, *args: Any) -> None:
             noting(self, *args)
             groups.append(weakref.ref(self.q))
 
-        patch.setattr(joint_measurement.Group, "__init__", known)
+        patch.setattr(joint_measurement.Group, "__init__", noting_init)
         with block:
             model(input_ids=ids)
     gc.collect()

@@ -31,7 +31,7 @@ from headwise.nn import MultiHeadAttention, Rope
 from small_models import bert, gpt2, hooks_on, llama
 
 RELATION = "relative pronoun > antecedent"  # has one behaviour, as this one:
-ONE = "verb > auxiliary"
+ONE_RELATION = "verb > auxiliary"
 CARRIER = (1, 3)  # the planted head
 
 
@@ -45,11 +45,11 @@ class Words:
 
     def __init__(self, cut: str = "", size: int | None = None) -> None:
         self.cut, self.size = cut, size
-        self.known = {"<start>": 0, "<end>": 1}
+        self.ids_of_words = {"<start>": 0, "<end>": 1}
 
     def __call__(self, text: str, **options: object) -> dict[str, list[int]]:
         pieces = text.replace(self.cut, self.cut + " ~") if self.cut else text
-        ids = [self.known.setdefault(word, len(self.known)) for word in pieces.split()]
+        ids = [self.ids_of_words.setdefault(word, len(self.ids_of_words)) for word in pieces.split()]
         return {"input_ids": [0, *(i if self.size is None else 2 + i % (self.size - 2) for i in ids), 1]}
 
 
@@ -81,13 +81,13 @@ class Planted(nn.Module):
             for pair in behaviour.pairs():
                 for text in (*pair.prompts, *pair.answers):
                     tokenizer(text)
-        size, width, D = len(tokenizer.known), 35, 7
+        size, width, D = len(tokenizer.ids_of_words), 35, 7
         words = 0.3 * torch.randn(size, width, generator=noise)
         words[:, :3] = 0
         for noun in hw.heads.behaviours.PEOPLE:
             for form, number in ((noun, -1.0), (f"{noun}s", 1.0)):
-                if form in tokenizer.known:
-                    words[tokenizer.known[form], :2] = torch.tensor([1.0, number])
+                if form in tokenizer.ids_of_words:
+                    words[tokenizer.ids_of_words[form], :2] = torch.tensor([1.0, number])
         self.embedding = nn.Embedding.from_pretrained(words)
         self.layers = nn.ModuleList(MultiHeadAttention(width, 5, causal=True) for _ in range(2))
         for layer in self.layers:
@@ -106,15 +106,15 @@ class Planted(nn.Module):
         message = 0.05 * torch.randn(size, width, generator=noise)
         message[:, 2] = 0
         for single, many in NUMBERS:
-            message[tokenizer.known[single], 2], message[tokenizer.known[many], 2] = -1.0, 1.0
-        self.said = nn.Parameter(message)
+            message[tokenizer.ids_of_words[single], 2], message[tokenizer.ids_of_words[many], 2] = -1.0, 1.0
+        self.values = nn.Parameter(message)
         self.eval()
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.embedding(ids)
         for layer in self.layers:
             x = x + layer(x)[0]
-        return x @ self.said.T
+        return x @ self.values.T
 
 
 @pytest.fixture(scope="module")
@@ -231,9 +231,9 @@ def test_answers_of_several_tokens_are_judged_whole(planted: tuple[Planted, Word
     """Each verb is cut in two, the second half being the same: what is said of it is the same, too."""
     model, words = planted
     cut = Words()
-    cut.known = words.known
+    cut.ids_of_words = words.ids_of_words
     plain = type(cut).__call__
-    ending = {words.known[verb] for verbs in NUMBERS for verb in verbs}
+    ending = {words.ids_of_words[verb] for verbs in NUMBERS for verb in verbs}
 
     def doubled(text: str, **options: object) -> dict[str, list[int]]:
         ids = plain(cut, text, **options)["input_ids"]
@@ -252,8 +252,8 @@ def test_answers_of_several_tokens_are_judged_whole(planted: tuple[Planted, Word
 def test_pairs_that_are_cut_differently_are_dropped_and_counted(planted: tuple[Planted, Words]) -> None:
     model, words = planted
     cut = Words(cut="were")
-    cut.known = words.known
-    cut.known.setdefault("~", 7)
+    cut.ids_of_words = words.ids_of_words
+    cut.ids_of_words.setdefault("~", 7)
     actual = hw.role_effects(model, cut, role(CARRIER), draws=1)
     near = actual[0]
     assert near.dropped > 0 and near.pairs + near.dropped == COUNT and near.kind == "effect"
@@ -265,7 +265,7 @@ def test_a_tokenizer_that_leaves_no_pair_is_told_of() -> None:
         def __call__(self, text: str, **options: object) -> dict[str, list[int]]:
             return {"input_ids": [2 + ord(letter) % 90 for letter in text]}
 
-    actual = hw.role_effects(Blind(97), Letters(), role((0, 1), relation=ONE), draws=1)
+    actual = hw.role_effects(Blind(97), Letters(), role((0, 1), relation=ONE_RELATION), draws=1)
     (row,) = actual
     assert row.pairs == 0 and row.kind == "too few prompts" and row.draws == () and math.isnan(row.margin)
     assert json.loads(actual.to_json())["effects"][0]["margin"] is None
@@ -279,16 +279,16 @@ def test_a_tokenizer_that_leaves_no_pair_is_told_of() -> None:
 def test_models_of_transformers_are_asked(make: Any) -> None:
     model = make()
     before, hooks = [p.clone() for p in model.parameters()], hooks_on(model)
-    actual = hw.role_effects(model, Words(size=47), role((1, 2), relation=ONE), draws=2)
+    actual = hw.role_effects(model, Words(size=47), role((1, 2), relation=ONE_RELATION), draws=2)
     assert all(row.pairs + row.dropped == COUNT and len(row.draws) == 2 for row in actual)
     assert all(map(torch.equal, before, model.parameters())) and hooks_on(model) == hooks
 
 
 def test_a_decoder_of_ours_is_asked_as_it_is_in_transformers() -> None:
     theirs = llama()
-    actual = hw.role_effects(theirs, Words(size=47), role((1, 2), relation=ONE), draws=2)
+    actual = hw.role_effects(theirs, Words(size=47), role((1, 2), relation=ONE_RELATION), draws=2)
     ours = hw.models.load(theirs).eval()
-    same = hw.role_effects(ours, Words(size=47), role((1, 2), relation=ONE), draws=2)
+    same = hw.role_effects(ours, Words(size=47), role((1, 2), relation=ONE_RELATION), draws=2)
     for first, other in zip(actual, same, strict=True):
         for name in ("margin", "off", "change", "low", "high", "more_low", "more_high"):
             assert getattr(first, name) == pytest.approx(getattr(other, name), abs=1e-5)

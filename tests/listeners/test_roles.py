@@ -380,62 +380,62 @@ class Counted:
         return read
 
 
-KEPT = {"keep": True}
+KEEP = {"keep": True}
 
 
 def test_what_was_measured_is_kept_and_proved_before_it_is_believed(roles_folder: Path) -> None:
     model = a_model()
     counted = Counted(model)
-    roles = measured(model, **KEPT)
+    roles = measured(model, **KEEP)
     assert counted.since() >= 47 and len(list(roles_folder.iterdir())) == 1
-    assert measured(model, **KEPT) == roles and counted.since() == 7  # one for causality, six for the proof
-    assert measured(model, **KEPT | {"sentences": few()[:-1]}) != roles and counted.since() >= 47
+    assert measured(model, **KEEP) == roles and counted.since() == 7  # one for causality, six for the proof
+    assert measured(model, **KEEP | {"sentences": few()[:-1]}) != roles and counted.since() >= 47
     with torch.no_grad():
         next(model.parameters())[5] += 0.1
-    measured(model, **KEPT)
+    measured(model, **KEEP)
     assert counted.since() >= 47 and len(list(roles_folder.iterdir())) == 3
 
 
 def test_a_changed_model_is_not_answered_from_what_was_kept(roles_folder: Path) -> None:
     """Ablated or hooked, its weights are what they were: only a run tells."""
     model = a_model()
-    plain, counted = measured(model, **KEPT), Counted(model)
+    plain, counted = measured(model, **KEEP), Counted(model)
     with hw.ablate(model, {0: [0]}):
-        assert measured(model, **KEPT) == measured(model) != plain
+        assert measured(model, **KEEP) == measured(model) != plain
     counted.since()
-    assert measured(model, **KEPT) == plain  # what the ablated one left there is not believed, either
+    assert measured(model, **KEEP) == plain  # what the ablated one left there is not believed, either
     assert counted.since() >= 47
     layer = model.encoder.layers[0]  # type: ignore[union-attr, index]
     hook = layer.register_forward_hook(lambda module, args, output: output + torch.arange(24) / 5)
-    assert measured(model, **KEPT) == measured(model) != plain
+    assert measured(model, **KEEP) == measured(model) != plain
     hook.remove()
-    assert measured(model, **KEPT) == plain
+    assert measured(model, **KEEP) == plain
 
 
 def test_nothing_is_read_or_written_without_keep(roles_folder: Path) -> None:
     measured(a_model())
     assert not roles_folder.exists()
-    roles = measured(a_model(), **KEPT)
+    roles = measured(a_model(), **KEEP)
     (file,) = roles_folder.iterdir()
     message = json.loads(file.read_text())
     message["roles"] = message["roles"].replace("Transformer", "Impostor")
     file.write_text(json.dumps(message))
-    assert "Impostor" in str(measured(a_model(), **KEPT).title)
+    assert "Impostor" in str(measured(a_model(), **KEEP).title)
     assert measured(a_model()) == roles
 
 
 def test_a_damaged_file_is_measured_anew_and_a_full_disk_is_told_of(roles_folder: Path) -> None:
-    roles = measured(a_model(), **KEPT)
+    roles = measured(a_model(), **KEEP)
     (file,) = roles_folder.iterdir()
     message = json.loads(file.read_text())
     for text in ("[]", "[" * 100_000, json.dumps(message | {"proof": 7})):
         file.write_text(text)
-        assert measured(a_model(), **KEPT) == roles and len(file.read_text()) > 100
+        assert measured(a_model(), **KEEP) == roles and len(file.read_text()) > 100
     file.unlink()
     roles_folder.rmdir()
     roles_folder.write_text("in the way")
     with pytest.warns(UserWarning, match="roles were measured but could not be saved"):
-        assert measured(a_model(), **KEPT) == roles
+        assert measured(a_model(), **KEEP) == roles
 
 
 # As text and tables

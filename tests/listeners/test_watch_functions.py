@@ -127,7 +127,7 @@ def test_a_lookup_inside_a_block_finds_what_it_finds_outside(dispatch: Any) -> N
     model, of_a_file = dispatch(standard), AttentionInterface()
     of_a_file["sdpa"] = sharpened
 
-    def found(registry: Any, name: str) -> Any:
+    def looked_up(registry: Any, name: str) -> Any:
         function = registry.get_interface(name, eager)
         return getattr(function, "__headwise_original__", function)
 
@@ -136,10 +136,10 @@ def test_a_lookup_inside_a_block_finds_what_it_finds_outside(dispatch: Any) -> N
     requested = [
         (at, name) for at in (ALL_ATTENTION_FUNCTIONS, of_a_file) for name in ("sdpa", "eager", "standard")
     ]
-    before = [found(*each) for each in requested]
+    before = [looked_up(*each) for each in requested]
     assert before[1] is eager and before[3] is sharpened
     with attach(model, Heard()):
-        assert [found(*each) for each in requested] == before
+        assert [looked_up(*each) for each in requested] == before
         with pytest.raises(KeyError, match="nobody"):
             ALL_ATTENTION_FUNCTIONS.get_interface("nobody", eager)
         assert "nobody" not in ALL_ATTENTION_FUNCTIONS and "sdpa" in ALL_ATTENTION_FUNCTIONS

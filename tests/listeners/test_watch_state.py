@@ -906,11 +906,11 @@ class Counted(Fused):
 class Registry(type):
     """A metaclass that knows its classes by name, each once."""
 
-    known: ClassVar[dict[str, type]] = {}
+    classes: ClassVar[dict[str, type]] = {}
 
     def __new__(cls, name: str, bases: tuple[type, ...], space: dict[str, Any]) -> Registry:
-        assert name not in cls.known, "a class is made once"
-        cls.known[name] = made = super().__new__(cls, name, bases, space)
+        assert name not in cls.classes, "a class is made once"
+        cls.classes[name] = made = super().__new__(cls, name, bases, space)
         return made
 
 
@@ -945,7 +945,7 @@ def test_a_class_that_must_be_made_once_is(x: Tensor) -> None:
     model = nn.Sequential(Registered())
     with hw.watch(model) as heads:
         model(x)
-    assert len(heads) == 1 and Registry.known == {"Registered": Registered}
+    assert len(heads) == 1 and Registry.classes == {"Registered": Registered}
 
 
 def test_torch_fx_traces_a_model_that_is_watched() -> None:

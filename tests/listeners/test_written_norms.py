@@ -148,17 +148,17 @@ class Proof(Listener):
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.calls = model, list[LayerCall]()
-        self.given: dict[nn.Module, list[Tensor]] = {}
+        self.outputs: dict[nn.Module, list[Tensor]] = {}
 
     def hear(self, call: LayerCall) -> None:
         self.calls.append(call)
 
     def note(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        self.given.setdefault(module, []).append(output)
+        self.outputs.setdefault(module, []).append(output)
 
 
 REFUSED = {"qwen3-next": "sigmoid", "hy v4": "gate_proj"}
-FOUND = [family for family in FAMILIES if family.route == "hook"]
+HOOKED = [family for family in FAMILIES if family.route == "hook"]
 
 
 def proved(family: Family) -> None:
@@ -174,7 +174,7 @@ def proved(family: Family) -> None:
         model(**family.feed(dtype=family.finest))
     for hook in hooks:
         hook.remove()
-    outputs = [x for some in proof.given.values() for x in some if isinstance(x, Tensor)]
+    outputs = [x for some in proof.outputs.values() for x in some if isinstance(x, Tensor)]
     for call in proof.calls:
         assert call.output is not None
         projection = output_projection(model, call.path, call.num_heads, call.output.shape[-1])
@@ -189,7 +189,7 @@ def proved(family: Family) -> None:
 
 
 @pytest.mark.thinned(7, keep=["gpt2", "bert"])
-@pytest.mark.parametrize("family", FOUND, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", HOOKED, ids=lambda family: family.name)
 def test_the_projection_of_a_family_gives_what_its_heads_write(family: Family) -> None:
     if family.name in REFUSED:
         with pytest.raises(ArgumentError, match=rf"\(\w+\) has .*{REFUSED[family.name]}"):
@@ -291,7 +291,7 @@ class WrittenOut(nn.Module):
 class SelfAttention(WrittenOut):
     def __init__(self) -> None:
         super().__init__()
-        self.one = nn.Linear(1, 1)
+        self.linear = nn.Linear(1, 1)
 
 
 def test_weights_without_values_are_refused() -> None:

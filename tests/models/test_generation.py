@@ -123,10 +123,10 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
 def test_one_generator_gives_the_same_tokens_and_leaves_the_process_alone() -> None:
     model, before = a_model(), torch.get_rng_state()
 
-    def said(seed: int) -> Tensor:
+    def tokens_of(seed: int) -> Tensor:
         return model.generate(IDS, N, temperature=1.0, generator=torch.Generator().manual_seed(seed))
 
-    assert torch.equal(said(5), said(5)) and not torch.equal(said(5), said(6))
+    assert torch.equal(tokens_of(5), tokens_of(5)) and not torch.equal(tokens_of(5), tokens_of(6))
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(model.generate(IDS, N, temperature=1.0, top_k=1), model.generate(IDS, N))
 

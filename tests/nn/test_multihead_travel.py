@@ -472,11 +472,11 @@ def test_saved_tensors_that_come_back_as_copies_give_the_same_gradients(
     """The packed weight must not be assumed behind the weights that come back."""
     mha = kind.module()
 
-    def kept(mha: nn.Module, *inputs: Tensor) -> Tensor:
+    def with_copies(mha: nn.Module, *inputs: Tensor) -> Tensor:
         with keeping():
             return kind.output(mha, *inputs)
 
-    assert_same(kind.results(mha, kept), kind.results(mha))
+    assert_same(kind.results(mha, with_copies), kind.results(mha))
 
 
 def test_an_input_changed_before_the_way_back_is_noticed() -> None:

@@ -109,7 +109,7 @@ def test_a_mask_may_be_written_to_after_the_call(answered: list[bool]) -> None:
 
 HIDDEN = torch.triu(torch.ones(T, T, dtype=torch.bool), 1)
 PADS = torch.arange(T) >= torch.tensor([13, 7, 2])[:, None]
-TOLD: dict[str, dict[str, Any]] = {
+MASK_ARGUMENTS: dict[str, dict[str, Any]] = {
     "nothing": {},
     "bool": {"attn_mask": HIDDEN},
     "bool, hint": {"attn_mask": HIDDEN, "is_causal": True},
@@ -126,7 +126,7 @@ TOLD: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("message", TOLD.values(), ids=TOLD)
+@pytest.mark.parametrize("message", MASK_ARGUMENTS.values(), ids=MASK_ARGUMENTS)
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("learns", [True, False])
 def test_torchs_class_is_answered_by_torchs_function(

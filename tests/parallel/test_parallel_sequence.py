@@ -671,7 +671,7 @@ def tokens_laid_out_otherwise() -> list[str]:
     rank, wrong = torch.distributed.get_rank(), []
     split = hw.parallel.split
 
-    def said(name: str, words: str | None, call: Callable[[], object]) -> None:
+    def expect(name: str, words: str | None, call: Callable[[], object]) -> None:
         try:
             call()
             actual = None
@@ -685,35 +685,35 @@ def tokens_laid_out_otherwise() -> list[str]:
     x, q = normal(1, B, 64, 24), normal(2, B, H, 64, D)
     model = transformer(rope=Rope())
     hw.parallel.shard_sequence(model, order="zigzag")
-    said("moved", 'only ever asked for "in order"', lambda: model(split(ids, order="in order").clone()))
+    expect("moved", 'only ever asked for "in order"', lambda: model(split(ids, order="in order").clone()))
     other = 'the model is sharded "zigzag", and [2, 32] is "in order"'
-    said("in another order", other, lambda: model(split(ids, order="in order")))
-    said("split", None, lambda: model(split(ids)))
-    said("not split", 'the model is sharded "zigzag", and [2, 64] is not split', lambda: model(ids))
-    said("moved", None, lambda: model(split(ids).clone()))
-    said("one rank's alone", None, lambda: model(ids[:, 32 * rank : 32 * rank + 32]))
-    said("the same everywhere, and split", None, lambda: model(split(torch.zeros_like(ids))))
+    expect("in another order", other, lambda: model(split(ids, order="in order")))
+    expect("split", None, lambda: model(split(ids)))
+    expect("not split", 'the model is sharded "zigzag", and [2, 64] is not split', lambda: model(ids))
+    expect("moved", None, lambda: model(split(ids).clone()))
+    expect("one rank's alone", None, lambda: model(ids[:, 32 * rank : 32 * rank + 32]))
+    expect("the same everywhere, and split", None, lambda: model(split(torch.zeros_like(ids))))
 
     hw.parallel.shard_sequence(model, order="in order", length=64)
-    said("sharded anew", None, lambda: model(split(ids, order="in order")))
-    said("sharded anew", 'sharded "in order", and [2, 32] is "zigzag"', lambda: model(split(ids)))
+    expect("sharded anew", None, lambda: model(split(ids, order="in order")))
+    expect("sharded anew", 'sharded "in order", and [2, 32] is "zigzag"', lambda: model(split(ids)))
 
     mha = hw.parallel.shard_sequence(hw.MultiHeadAttention(24, 6, dtype=torch.float64))
-    said("keys that are not split", "[2, 64, 24] is not split", lambda: mha(split(x), x, x))
-    said("along channels", "along dim 1: they were split along dim 2", lambda: mha(split(x, dim=2)))
-    said("queries and keys", None, lambda: mha(split(x), key=split(x), value=split(x)))
+    expect("keys that are not split", "[2, 64, 24] is not split", lambda: mha(split(x), x, x))
+    expect("along channels", "along dim 1: they were split along dim 2", lambda: mha(split(x, dim=2)))
+    expect("queries and keys", None, lambda: mha(split(x), key=split(x), value=split(x)))
     own, all_real = hw.parallel.shard_sequence(InAnother()), torch.ones(B, 64, dtype=torch.bool)
-    said("a model of one's own", None, lambda: own(all_real, split(x).clone()))
-    said("a model of one's own, not split", "not split", lambda: own(torch.ones(B, 128) > 0, x))
+    expect("a model of one's own", None, lambda: own(all_real, split(x).clone()))
+    expect("a model of one's own, not split", "not split", lambda: own(torch.ones(B, 128) > 0, x))
 
     attend = hw.parallel.attention
-    said(
+    expect(
         "heads instead of tokens", "along dim 2: they were split along dim 1", lambda: attend(*[split(q)] * 3)
     )
-    said("one call", "[2, 6, 64, 8] is not split", lambda: attend(q, q, q))
+    expect("one call", "[2, 6, 64, 8] is not split", lambda: attend(q, q, q))
     late = split(q, dim=2, order="in order")
-    said("one call, in another order", 'and [2, 6, 32, 8] is "in order"', lambda: attend(*[late] * 3))
-    said("one call", None, lambda: attend(*[split(q, dim=2)] * 3))
+    expect("one call, in another order", 'and [2, 6, 32, 8] is "in order"', lambda: attend(*[late] * 3))
+    expect("one call", None, lambda: attend(*[split(q, dim=2)] * 3))
     return wrong
 
 

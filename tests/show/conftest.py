@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from browser import Browser, found
+from browser import Browser, chromium_path
 
 
 @pytest.fixture(scope="session")
 def running_browser() -> Iterator[Browser]:
     """For pages that several tests share."""
-    if found() is None:
+    if chromium_path() is None:
         pytest.skip("no browser: install Chromium, or set HEADWISE_BROWSER")
     with Browser() as running:
         yield running
@@ -25,7 +25,7 @@ def browser(running_browser: Browser) -> Iterator[Browser]:
     yield running_browser
     opened = running_browser.pages[before:]
     loud = [complaint for page in opened for complaint in page.complaints]
-    asked = [url for page in opened for url in page.requested]
+    urls = [url for page in opened for url in page.requested]
     for page in opened:
         page.close()
-    assert loud == [] and all(url.startswith(("file:", "blob:", "data:")) for url in asked)
+    assert loud == [] and all(url.startswith(("file:", "blob:", "data:")) for url in urls)

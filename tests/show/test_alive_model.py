@@ -32,11 +32,11 @@ def tokenizer(**changes: Any) -> BytePairs:
     made.post_processor = tokenizers.processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 0)]
     )
-    told = json.loads(made.to_str())
+    data = json.loads(made.to_str())
     for path, value in changes.items():
         place, _, name = path.rpartition("__")
-        (told[place] if place else told)[name] = value
-    return BytePairs(tokenizers.Tokenizer.from_str(json.dumps(told)))
+        (data[place] if place else data)[name] = value
+    return BytePairs(tokenizers.Tokenizer.from_str(json.dumps(data)))
 
 
 def model(**changes: Any) -> Transformer:
@@ -52,29 +52,29 @@ class Packed(list[bytes]):
 
 def test_a_model_is_packed_whole_with_its_tokenizer() -> None:
     packed, mine = Packed(), model()
-    told = alive_data(Pretrained(mine, tokenizer(), "small"), packed.pack, "abc")
-    assert told["config"] == {
+    data = alive_data(Pretrained(mine, tokenizer(), "small"), packed.pack, "abc")
+    assert data["config"] == {
         "vocab_size": 13, "d_model": 24, "num_heads": 3, "num_layers": 2, "d_ff": 40, "max_length": 17,
         "norm_eps": 1e-5, "rope_base": 10000.0, "rope_dims": 4,
     }  # fmt: skip
-    assert told["title"] == "small"
-    assert told["example"] == "abc"
-    assert len(told["tensors"]) == len(mine.state_dict()) == len(packed)
-    up = told["tensors"]["layers.1.up"]
+    assert data["title"] == "small"
+    assert data["example"] == "abc"
+    assert len(data["tensors"]) == len(mine.state_dict()) == len(packed)
+    up = data["tensors"]["layers.1.up"]
     bytes_ = torch.frombuffer(bytearray(packed[up["data"][0]]), dtype=torch.uint8).view(2, -1)
     back = bytes_.T.contiguous().view(torch.float16).view(up["shape"])
     assert mine.decoder is not None
     assert torch.equal(back.float(), mine.state_dict()["decoder.layers.1.feed_forward.up_proj.weight"])
-    words = told["tokenizer"]
+    words = data["tokenizer"]
     assert words["tokens"] == ["<s>", *"abcdefgĠ,.", "ab", "abc"]
     assert words["merges"] == ["a b", "ab c"]
     assert (words["start"], words["special"], words["punctuation"]) == (0, [0], [9, 10])
     assert words["pattern"] == PATTERN
-    json.dumps(told)
+    json.dumps(data)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"kind": "encoder"}, "kind='encoder'"),
         ({"kind": "encoder-decoder"}, "kind='encoder-decoder'"),
@@ -107,8 +107,8 @@ def test_a_model_is_packed_whole_with_its_tokenizer() -> None:
         ({"max_length": None}, "max_length=None"),
     ],
 )
-def test_what_the_page_cannot_compute_is_refused_by_its_name(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ArgumentError, match=f"it has {said}.*effects="):
+def test_what_the_page_cannot_compute_is_refused_by_its_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=f"it has {message}.*effects="):
         alive_data(Pretrained(model(**changes), tokenizer(), "small"), Packed().pack)
 
 
@@ -117,8 +117,8 @@ def test_every_field_of_a_config_is_known_or_refused() -> None:
 
     from headwise.show import heads_page as ours
 
-    told = {*ours.KNOWN, *ours.BY_ITSELF, *ours.IN_TRAINING}
-    assert {each.name for each in fields(TransformerConfig)} == told
+    names = {*ours.KNOWN, *ours.BY_ITSELF, *ours.IN_TRAINING}
+    assert {each.name for each in fields(TransformerConfig)} == names
 
 
 def test_sizes_that_say_the_same_in_other_words_are_taken() -> None:
@@ -127,7 +127,7 @@ def test_sizes_that_say_the_same_in_other_words_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"model__byte_fallback": True}, "byte_fallback is True"),
         ({"model__ignore_merges": True}, "ignore_merges is True"),
@@ -141,16 +141,16 @@ def test_sizes_that_say_the_same_in_other_words_are_taken() -> None:
         ({"post_processor": None}, "start token is False"),
     ],
 )
-def test_another_tokenizer_is_refused_by_what_differs(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ArgumentError, match=f"its {said}.*leave alive out"):
+def test_another_tokenizer_is_refused_by_what_differs(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=f"its {message}.*leave alive out"):
         alive_data(Pretrained(model(), tokenizer(**changes), "small"), Packed().pack)
 
 
 def test_an_added_token_that_swallows_spaces_and_one_too_few_are_refused() -> None:
-    told = json.loads(tokenizer().to_json())["added_tokens"]
-    told[0]["lstrip"] = True
+    tokens = json.loads(tokenizer().to_json())["added_tokens"]
+    tokens[0]["lstrip"] = True
     with pytest.raises(ArgumentError, match="added token '<s>' is 'of another kind'"):
-        alive_data(Pretrained(model(), tokenizer(added_tokens=told), "small"), Packed().pack)
+        alive_data(Pretrained(model(), tokenizer(added_tokens=tokens), "small"), Packed().pack)
     with pytest.raises(ArgumentError, match="vocab_size is 13, and the page supports 17"):
         alive_data(Pretrained(model(vocab_size=17), tokenizer(), "small"), Packed().pack)
 

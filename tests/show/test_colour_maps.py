@@ -16,9 +16,9 @@ COLOURS = Path(__file__).resolve().parents[2] / "page/src/shared/colours.ts"
 
 def stops(name: str) -> tuple[str, ...]:
     """Return the stops of a colour map of the page's source."""
-    found = re.search(rf"const {name} = \[(.*?)\]", COLOURS.read_text("utf-8"), re.DOTALL)
-    assert found is not None
-    return tuple(re.findall(r'"(#[0-9a-f]{6})"', found[1]))
+    match = re.search(rf"const {name} = \[(.*?)\]", COLOURS.read_text("utf-8"), re.DOTALL)
+    assert match is not None
+    return tuple(re.findall(r'"(#[0-9a-f]{6})"', match[1]))
 
 
 @pytest.mark.parametrize(("name", "expected"), [("WEIGHTS", WEIGHTS), ("DIFFERENCES", DIFFERENCES)])

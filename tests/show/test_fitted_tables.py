@@ -72,8 +72,8 @@ def shown(table: object, width: int, **options: object) -> str:
 
 def left_out(text: str) -> set[str]:
     """The columns that the line below names."""
-    found = re.search(r"Left out: (.*?)\. A terminal of", " ".join(text.split()))
-    return set(found[1].split(", ")) if found else set()
+    match = re.search(r"Left out: (.*?)\. A terminal of", " ".join(text.split()))
+    return set(match[1].split(", ")) if match else set()
 
 
 def whole(text: str, numbers: list[str], width: int) -> bool:
@@ -218,10 +218,10 @@ def test_columns_that_say_nothing_of_their_rank_go_from_the_right() -> None:
 def test_every_number_of_the_presets_is_whole(width: int) -> None:
     text = shown(presets_table(PRESETS.values()), width)
     every = [figures(preset) for preset in PRESETS.values()]
-    numbers = [str(one.d_model) for one in every] + [str(one.num_heads) for one in every]
+    numbers = [str(model.d_model) for model in every] + [str(model.num_heads) for model in every]
     if width >= 80:
         assert not left_out(text)
-        numbers += [str(one.layers) for one in every]
+        numbers += [str(model.layers) for model in every]
     assert whole(text, [*numbers, *PRESETS], width)
 
 
@@ -262,15 +262,15 @@ def test_only_chosen_heads_and_their_layers_are_listed() -> None:
     layers = layers_table(heads, chosen=chosen[:3]).table
     assert [str(cell) for cell in layers.columns[0].cells] == ["10"]
     assert [str(cell) for cell in layers.columns[1].cells] == ["2"]
-    known = [head.values["entropy"] for head in heads.chosen(chosen[:3])]
-    mean = math.fsum(number for number in known if not math.isnan(number)) / len(known)
+    entropies = [head.values["entropy"] for head in heads.chosen(chosen[:3])]
+    mean = math.fsum(number for number in entropies if not math.isnan(number)) / len(entropies)
     assert str(next(iter(layers.columns[2].cells))) == f"{mean:.2f}"
     assert as_sentences(heads, chosen=chosen) == as_sentences(heads.chosen(chosen))
 
 
 def test_heads_that_are_not_there_cannot_be_chosen() -> None:
     heads = drawn(0, paths=False)
-    for chosen, said in (
+    for chosen, message in (
         ([(0, 3)], r"chosen must name heads that layers\.0\.attention has: got head 3 of 3; give 0 to 2$"),
         ([(0, -4)], "got head -4 of 3"),
         ([(5, 0)], "layer must be one of 0, 10: got 5"),
@@ -283,7 +283,7 @@ def test_heads_that_are_not_there_cannot_be_chosen() -> None:
         ([(1, 2, 3)], r"got \(1, 2, 3\)"),
     ):
         for table in (heads_table, layers_table, as_sentences):
-            with pytest.raises(ArgumentError, match=said):
+            with pytest.raises(ArgumentError, match=message):
                 table(heads, chosen=chosen)  # type: ignore[operator]
     alone = Heads()
     alone.add(
@@ -326,8 +326,8 @@ def test_why_heads_rest_is_said_where_a_third_of_them_do() -> None:
     few = [head("sink"), *[head("self")] * 3]
     many = [head("sink"), head("special-token"), *[head("self")] * 2, *[head(MIXED)] * 2]
     assert SINKS_EXPLAINED not in as_sentences(few) + as_sentences([head("sink")])  # one head is not many
-    said = as_sentences(many)
-    assert said[-1] == SINKS_EXPLAINED and len(said) == 5
+    sentences = as_sentences(many)
+    assert sentences[-1] == SINKS_EXPLAINED and len(sentences) == 5
     assert all(
         who in SINKS_EXPLAINED
         for who in ("sum to 1", "many trained models", "Clark 2019", "Kobayashi 2020", "Xiao 2024", "Gu")

@@ -132,10 +132,10 @@ def test_json_holds_the_keys_that_are_promised() -> None:
     assert [list(layer) for layer in data["layers"]] == ["layer path kind num_heads queries keys".split()] * 2
     assert list(data["heads"][0]) == "layer head path label score sentence roles numbers".split()
     assert [(head["layer"], head["head"]) for head in data["heads"]] == [tuple(head) for head in heads.all()]
-    for told, head in zip(data["heads"], heads.all(), strict=True):
-        assert told["label"] == head.label.name and (told["score"] is None) == (head.label.name == MIXED)
+    for entry, head in zip(data["heads"], heads.all(), strict=True):
+        assert entry["label"] == head.label.name and (entry["score"] is None) == (head.label.name == MIXED)
         for name, value in head.values.items():
-            number = told["numbers"][name]
+            number = entry["numbers"][name]
             assert number is None if value != value else number == pytest.approx(value, rel=1e-5)
     assert data["heads"][1]["roles"] == ["verb > <s>object</s>"] and data["heads"][0]["roles"] == []
     assert heads.to_json()["heads"][0]["roles"] is None
@@ -234,8 +234,8 @@ def is_near(cells: Tensor, expected: Tensor) -> bool:
 
 
 def record(weights: Tensor, *, mask: Mask | None = None, **options: Any) -> Record:
-    known = {"names": ("entropy", "first", "previous"), "keep": True, "forward": 1} | options
-    return reduce(AttentionMap.from_weights(weights, mask), **known)
+    settings = {"names": ("entropy", "first", "previous"), "keep": True, "forward": 1} | options
+    return reduce(AttentionMap.from_weights(weights, mask), **settings)
 
 
 @pytest.fixture(scope="module")
@@ -277,10 +277,10 @@ def test_the_page_may_load_nothing_and_run_its_own_script_alone(page: str) -> No
 def test_every_head_is_told_of_with_its_map_label_and_numbers() -> None:
     heads = watched([2, 3])
     opened = of(heads, roles=roles())
-    told = opened.data["sources"][0]["readings"][0]["heads"]
-    assert [(each["layer"], each["head"]) for each in told] == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
-    assert [each["label"] for each in told] == [head.label.name for head in heads.all()]
-    assert told[0]["numbers"]["previous"] == pytest.approx(heads[0, 0].values["previous"], rel=1e-4)
+    entries = opened.data["sources"][0]["readings"][0]["heads"]
+    assert [(each["layer"], each["head"]) for each in entries] == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
+    assert [each["label"] for each in entries] == [head.label.name for head in heads.all()]
+    assert entries[0]["numbers"]["previous"] == pytest.approx(heads[0, 0].values["previous"], rel=1e-4)
     for layer, count in enumerate((2, 3)):
         map = heads[layer].map.dense()[0]
         assert all(is_near(opened.cells(layer, head), map[head]) for head in range(count))
@@ -309,9 +309,9 @@ def test_labels_and_numbers_come_with_a_sentence_each() -> None:
 
 def test_chosen_heads_alone_have_maps() -> None:
     opened = of(watched([2, 3]), chosen=[(1, 2)])
-    told = opened.data["sources"][0]["readings"][0]
-    assert [(each["layer"], each["head"]) for each in told["heads"]] == [(1, 2)]
-    assert told["calls"][0] is None and [each is None for each in opened.call(1)["maps"]] == [
+    reading = opened.data["sources"][0]["readings"][0]
+    assert [(each["layer"], each["head"]) for each in reading["heads"]] == [(1, 2)]
+    assert reading["calls"][0] is None and [each is None for each in opened.call(1)["maps"]] == [
         True,
         True,
         False,
@@ -323,11 +323,11 @@ def test_chosen_heads_alone_have_maps() -> None:
 
 def test_every_sequence_is_a_reading_without_its_padding() -> None:
     torch.manual_seed(0)
-    given = torch.rand(2, 3, 7, 7)
+    weights = torch.rand(2, 3, 7, 7)
     real = torch.ones(2, 7, dtype=torch.bool)
     real[0, :2] = False  # padded on the left
     real[1, 5:] = False  # and on the right
-    seen = given * real[:, None, None, :]
+    seen = weights * real[:, None, None, :]
     seen = seen / seen.sum(-1, keepdim=True)
     mask = Mask.padding(real) & Mask(queries=real)
     heads = Heads()
@@ -367,13 +367,13 @@ def test_numbers_of_a_padded_sequence_are_those_of_the_sequence_alone(real: slic
     alone = torch.rand(1, 3, 5, 5).softmax(-1)
     padded = torch.zeros(2, 3, 7, 7)
     padded[:, :, real, real] = alone
-    kept = torch.zeros(2, 7, dtype=torch.bool)
-    kept[:, real] = True
+    real_tokens = torch.zeros(2, 7, dtype=torch.bool)
+    real_tokens[:, real] = True
     names = {"names": ("entropy", "previous", "itself", "next")}
     both = []
-    for given, mask in ((alone, None), (padded, Mask.padding(kept) & Mask(queries=kept))):
+    for dense, mask in ((alone, None), (padded, Mask.padding(real_tokens) & Mask(queries=real_tokens))):
         heads = Heads()
-        heads.add("a", record(given, mask=mask, **names))
+        heads.add("a", record(dense, mask=mask, **names))
         both.append(of(heads).data["sources"][0]["readings"][-1]["heads"])
     for mine, theirs in zip(*both, strict=True):
         assert mine["label"] == theirs["label"]
@@ -390,13 +390,13 @@ def test_a_sequence_with_several_rows_in_some_layers_is_one_reading() -> None:
     heads = Heads()
     heads.add("encoder", record(texts))
     heads.add("decoder", record(beams, kind="cross"))
-    said = torch.randn(6, 3, 7, 2)
-    opened = of(heads, outputs=hw.listeners.head_outputs.HeadOutputs({"decoder": said}))
+    messages = torch.randn(6, 3, 7, 2)
+    opened = of(heads, outputs=hw.listeners.head_outputs.HeadOutputs({"decoder": messages}))
     for number in range(2):
         assert is_near(opened.cells(0, 1, number), texts[number, 1])
         assert is_near(opened.cells(1, 2, number), beams[3 * number, 2])
         outputs = opened.numbers(opened.call(1, number)["outputs"]["data"], torch.float16)
-        assert torch.equal(outputs, said[3 * number].half().flatten())
+        assert torch.equal(outputs, messages[3 * number].half().flatten())
 
 
 def test_cross_attention_has_names_of_its_own() -> None:
@@ -583,18 +583,18 @@ def test_what_heads_say_and_write_is_in_the_page() -> None:
     expected = heads[0].calls[0].written_norms
     assert expected is not None and torch.equal(norms, expected[1])
     assert call["written_most"] == pytest.approx(float(expected[1].max()), rel=1e-4)
-    said = opened.numbers(call["outputs"]["data"], torch.float16).view(3, 7, 4)
-    assert call["outputs"]["width"] == 4 and torch.equal(said, outputs[0][1].half())
+    stored = opened.numbers(call["outputs"]["data"], torch.float16).view(3, 7, 4)
+    assert call["outputs"]["width"] == 4 and torch.equal(stored, outputs[0][1].half())
     cosines = hw.heads.head_distances.similarity(outputs[0])[1]
     torch.testing.assert_close(torch.tensor(call["cosines"]), cosines, atol=1e-4, rtol=0)
     with torch.no_grad(), hw.collect(model) as short:
         model(x[:, :3])
     with pytest.raises(ShapeError, match=r"\[1, 3, 3, 4\] in .* 3 heads read 7 queries"):
         of(heads, outputs=short)
-    with torch.no_grad(), hw.collect(model) as one:
+    with torch.no_grad(), hw.collect(model) as collected:
         model(x[:1])
     with pytest.raises(ShapeError, match=r"1 sequences in .* sequence 1 is shown"):
-        of(heads, outputs=one)
+        of(heads, outputs=collected)
 
 
 def on_text(words: str, seed: int) -> Heads:
@@ -603,8 +603,8 @@ def on_text(words: str, seed: int) -> Heads:
     length = len(names)
     ids = torch.tensor([[sum(map(ord, name)) for name in names]])
     heads = Heads()
-    given = (torch.randn(1, 2, length, length) * 2).softmax(-1)
-    heads.add("a", record(given, marks=Marks(ids)))
+    weights = (torch.randn(1, 2, length, length) * 2).softmax(-1)
+    heads.add("a", record(weights, marks=Marks(ids)))
     heads.tokens, heads.title = [names], "toy"
     return heads
 
@@ -638,8 +638,8 @@ def test_a_page_opens_on_the_head_with_the_strongest_label() -> None:
     heads = Heads()
     first = torch.stack([even, mostly])[None]  # broad: a general label, of score 1
     second = torch.stack([0.6 * itself + 0.4 * even, 0.95 * itself + 0.05 * even])[None]
-    for path, given in (("a", first), ("b", second)):
-        heads.add(path, record(given, names=("entropy", "previous", "itself")))
+    for path, dense in (("a", first), ("b", second)):
+        heads.add(path, record(dense, names=("entropy", "previous", "itself")))
     assert of(heads).data["start"] == {"layer": 1, "head": 1, "comparison": False}
     assert of(heads, chosen=[("a", 0), ("a", 1)]).data["start"]["head"] == 1
     assert of(heads, chosen=[("b", 0)]).data["start"] == {"layer": 1, "head": 0, "comparison": False}
@@ -662,10 +662,10 @@ def test_training_is_told_with_four_digits() -> None:
         labels=(((None, "sink"),), (("self", None),)), roles={"verb > object": numbers},
         found={"verb > object": (False, True)},
     )  # fmt: skip
-    told = of(watched([2]), training=training).data["training"]
-    assert told["statistics"]["first"] == [[[0.1235, None]], [[0.5, 1.0]]] and told["steps"] == [0, 100]
-    assert told["labels"] == [[[None, "sink"]], [["self", None]]] and told["validation"] == [3.25, 1.123]
-    assert "verb > object" in told["statistics"] and told["title"] == "mini"
+    data = of(watched([2]), training=training).data["training"]
+    assert data["statistics"]["first"] == [[[0.1235, None]], [[0.5, 1.0]]] and data["steps"] == [0, 100]
+    assert data["labels"] == [[[None, "sink"]], [["self", None]]] and data["validation"] == [3.25, 1.123]
+    assert "verb > object" in data["statistics"] and data["title"] == "mini"
     with pytest.raises(
         ArgumentError, match=r"training must be .* 1 layers of 2 heads, and 2 were watched, of 3;"
     ):
@@ -680,16 +680,16 @@ def test_a_model_that_runs_is_the_one_that_was_watched() -> None:
 
 
 def test_effects_are_told_as_they_tell_themselves() -> None:
-    class Told:
+    class FakeEffects:
         def to_page(self, heads: Heads, batch: int | None) -> dict[str, Any]:
             rows = [{"layer": 0, "head": head, "effect": 0.5} for head in range(2)]
             return {"of": f"{len(heads)} {batch}", "heads": rows}
 
-    told = Told().to_page(watched([2]), None)
-    assert of(watched([2]), effects=Told()).data["effects"] == told
-    assert told["of"] == "1 None"
-    chosen = of(watched([2]), effects=Told(), chosen=[(0, 1)]).data["effects"]
-    assert chosen["heads"] == told["heads"][1:]  # a head that is not in the page cannot be looked at
+    data = FakeEffects().to_page(watched([2]), None)
+    assert of(watched([2]), effects=FakeEffects()).data["effects"] == data
+    assert data["of"] == "1 None"
+    chosen = of(watched([2]), effects=FakeEffects(), chosen=[(0, 1)]).data["effects"]
+    assert chosen["heads"] == data["heads"][1:]  # a head that is not in the page cannot be looked at
 
 
 # An image
@@ -703,9 +703,9 @@ def square(tokens: int) -> Heads:
 
 def test_an_image_comes_with_its_patches() -> None:
     pixels = torch.arange(7 * 5 * 3, dtype=torch.uint8).view(7, 5, 3)
-    told = of(square(10), image=pixels).data["sources"][0]["readings"][0]["image"]
-    assert (told["rows"], told["columns"], told["first"]) == (3, 3, 1)
-    png = base64.b64decode(told["src"].removeprefix("data:image/png;base64,"))
+    data = of(square(10), image=pixels).data["sources"][0]["readings"][0]["image"]
+    assert (data["rows"], data["columns"], data["first"]) == (3, 3, 1)
+    png = base64.b64decode(data["src"].removeprefix("data:image/png;base64,"))
     assert png.startswith(b"\x89PNG") and int.from_bytes(png[16:20], "big") == 5
     start = png.index(b"IDAT")
     size = int.from_bytes(png[start - 4 : start], "big")
@@ -721,7 +721,7 @@ def test_an_image_comes_with_its_patches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"patches": (3, 3)}, r"patches must come with their image: got \(3, 3\)"),
         ({"image": torch.rand(4, 4), "patches": (4, 4)}, "4 x 4 = 16 of 11"),
@@ -733,8 +733,8 @@ def test_an_image_comes_with_its_patches() -> None:
         ({"image": torch.ones(4, 4, dtype=torch.int64)}, "got torch.int64"),
     ],
 )
-def test_an_image_that_does_not_fit_is_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises((ArgumentError, ShapeError), match=said):
+def test_an_image_that_does_not_fit_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ArgumentError, ShapeError), match=message):
         of(square(11), **options)
 
 

@@ -59,7 +59,7 @@ def some(layers: int, heads: int, query_len: int, key_len: int) -> Heads:
     return watched
 
 
-def said(figure: Figure) -> list[str]:
+def texts_of(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.findobj(Text)]
 
 
@@ -116,12 +116,12 @@ def meetings(figure: Figure) -> list[tuple[str, str]]:
     ]
     point = figure.dpi / 72
     bad = []
-    for (one, a), (other, b) in itertools.combinations(boxes, 2):
+    for (first, a), (second, b) in itertools.combinations(boxes, 2):
         if min(a[3], b[3]) - max(a[1], b[1]) <= 1:
             continue
-        beside = 1.5 * point if one.isdigit() and other.isdigit() else -1  # 511 beside 0 is read as 5110
+        beside = 1.5 * point if first.isdigit() and second.isdigit() else -1  # 511 beside 0 is read as 5110
         if min(a[2], b[2]) - max(a[0], b[0]) > -beside:
-            bad.append((one, other))
+            bad.append((first, second))
     page = figure.bbox
     for text, (left, low, right, high) in boxes:
         if min(left, low) < -1 or right > page.width + 1 or high > page.height + 1:
@@ -182,8 +182,8 @@ def test_a_character_that_no_font_has_is_explained_once() -> None:
     heads = some(1, 2, 3, 3)
     heads.tokens = [["a", "\U0010ffff", "c"]]
     for figure in (model_picture(heads), head_picture(heads, 0, 1)):
-        assert " ".join(said(figure)).count(f"{MISSING}: a character") == 1
-        assert MISSING in said(figure)
+        assert " ".join(texts_of(figure)).count(f"{MISSING}: a character") == 1
+        assert MISSING in texts_of(figure)
 
 
 @pytest.mark.parametrize("length", [2, 60])
@@ -205,7 +205,7 @@ def test_a_large_head_says_what_it_does_and_what_keys_receive() -> None:
     heads.title = "Toy"
     figure = head_picture(heads, 0, -1, text="a text")
     assert figure.get_suptitle() == "Toy, layer 0, head 1: sink 0.70"
-    texts = said(figure)
+    texts = texts_of(figure)
     (meaning,) = (entry.meaning for entry in LABELS if entry.name == "sink")
     assert f"{meaning[0].upper()}{meaning[1:]}." in " ".join(texts) and "“a text”" in texts
     (bars,) = figure.axes[0].patches
@@ -237,9 +237,9 @@ def test_cross_attention_has_words_of_both_texts() -> None:
     for figure, place in ((heads.plot(0, **names), 0), (heads.plot(0, 1, **names), 1)):
         ax = figure.axes[place]
         assert [text.get_text() for text in ax.get_yticklabels()] == names["query_tokens"]
-    assert set(names["query_tokens"] + names["key_tokens"]) <= set(said(heads.plot(**names)))
+    assert set(names["query_tokens"] + names["key_tokens"]) <= set(texts_of(heads.plot(**names)))
     weights = heads[0].map
-    assert {"accord", "ment"} <= set(said(weights.plot(**names)))
+    assert {"accord", "ment"} <= set(texts_of(weights.plot(**names)))
     with pytest.raises(ShapeError, match="query_tokens must match query_len: 3 tokens for 2"):
         weights.plot(query_tokens="abc")
     with pytest.raises(ShapeError, match="key_tokens must match key_len: 2 tokens for 3"):
@@ -253,14 +253,14 @@ def test_in_a_grid_of_two_texts_each_layer_has_the_words_that_fit_it() -> None:
     for path, (T, S), kind in (("b", (3, 3), "self"), ("c", (2, 3), "cross")):
         q, k = torch.randn(1, 1, T, 4), torch.randn(1, 1, S, 4)
         heads.add(path, reduce(AttentionMap(q, k), kind=kind, names=ROWS, keep=True))
-    texts = said(model_picture(heads, query_tokens=["x", "y"], key_tokens=["k", "l", "m"]))
+    texts = texts_of(model_picture(heads, query_tokens=["x", "y"], key_tokens=["k", "l", "m"]))
     assert [texts.count(word) for word in ("x", "y", "k", "l", "m")] == [3, 3, 2, 2, 2]
     with pytest.raises(ShapeError, match=r"key_tokens must match a layer: 4 tokens for lengths \[2, 3\]"):
         model_picture(heads, key_tokens="abcd")
 
 
 def test_two_texts_of_one_length_are_not_mistaken_for_each_other() -> None:
-    texts = said(model_picture(some(1, 1, 3, 3), query_tokens="abc", key_tokens="xyz"))
+    texts = texts_of(model_picture(some(1, 1, 3, 3), query_tokens="abc", key_tokens="xyz"))
     assert not {"a", "x"} & set(texts)  # self-attention: of which of the two?
 
 
@@ -270,12 +270,12 @@ def test_two_texts_of_one_length_are_not_mistaken_for_each_other() -> None:
 def test_layers_and_columns_without_a_chosen_head_are_left_out() -> None:
     heads = some(3, 5, 4, 4)
     figure = model_picture(heads, chosen=[(2, 1), (0, 3), (0, -2), ("layers.2.attention", 3)])
-    texts = said(figure)
+    texts = texts_of(figure)
     assert len(figure.axes[0].images) == 3
     assert "Toy: what 3 of its 15 heads attend to" in texts
     assert {"layer 0", "layer 2", "head 1", "head 3"} <= set(texts)
     assert not {"layer 1", "head 0", "head 2", "head 4"} & set(texts)
-    assert "Toy: what one of its 15 heads attends to" in said(model_picture(heads, chosen=[(1, 1)]))
+    assert "Toy: what one of its 15 heads attends to" in texts_of(model_picture(heads, chosen=[(1, 1)]))
 
 
 # What is written
@@ -292,7 +292,7 @@ def test_what_is_written_is_weights_times_norms_relative_to_the_layers_largest()
     for image, cells in zip(grid.axes[0].images, expected, strict=True):
         numpy.testing.assert_allclose(image.get_array().filled(0), cells, rtol=1e-5)
     assert "‖v W_O‖" in grid.axes[1].get_ylabel()
-    assert "Model: what its 3 heads write from each key" in said(grid)
+    assert "Model: what its 3 heads write from each key" in texts_of(grid)
     pair = heads.plot(0, 2, batch=1, written=True)
     weights, written = (ax.images[0].get_array() for ax in pair.axes if ax.images)
     numpy.testing.assert_allclose(weights.filled(0), heads[0].map[1, 2].numpy(), rtol=1e-6)

@@ -92,9 +92,9 @@ def test_what_is_no_weight_is_refused() -> None:
 
 def test_blobs_lie_one_behind_the_other() -> None:
     blobs = Blobs()
-    given = [b"", b"a", as_bytes(torch.arange(101, dtype=torch.float32)), as_bytes(torch.empty(0))]
-    places = [blobs.pack(each) for each in given]
-    assert [unpacked(blobs.text, place) for place in places] == given
+    arrays = [b"", b"a", as_bytes(torch.arange(101, dtype=torch.float32)), as_bytes(torch.empty(0))]
+    places = [blobs.pack(each) for each in arrays]
+    assert [unpacked(blobs.text, place) for place in places] == arrays
     assert [end for _, end in places[:-1]] == [start for start, _ in places[1:]]
     assert len(blobs.text) == places[-1][1]
 

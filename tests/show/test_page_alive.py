@@ -62,19 +62,19 @@ def page(browser: Browser, file: Path) -> Page:
 
 
 @pytest.fixture(scope="module")
-def kept(running_browser: Browser, file: Path) -> Page:
+def shared_page(running_browser: Browser, file: Path) -> Page:
     opened = running_browser.open(file)
     opened.evaluate(LISTEN)
     return opened
 
 
 @pytest.fixture
-def used(kept: Page) -> Iterator[Page]:
+def used(shared_page: Page) -> Iterator[Page]:
     """One page for many texts, one after another."""
-    kept.ask("Page.bringToFront")  # a page behind another draws nothing
-    kept.evaluate("heard.length = 0")
-    yield kept
-    assert kept.complaints == []
+    shared_page.ask("Page.bringToFront")  # a page behind another draws nothing
+    shared_page.evaluate("heard.length = 0")
+    yield shared_page
+    assert shared_page.complaints == []
 
 
 @torch.no_grad()
@@ -107,13 +107,13 @@ def type_into(page: Page, box: str, text: str) -> None:
 
 def heard(page: Page, text: str, off: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
     """What the page told of this text."""
-    said = sorted(f"{layer}.{head}" for layer, head in off)
-    like = f"(e) => e.text === {json.dumps(text)} && [...e.off].sort().join() === {','.join(said)!r}"
+    names = sorted(f"{layer}.{head}" for layer, head in off)
+    like = f"(e) => e.text === {json.dumps(text)} && [...e.off].sort().join() === {','.join(names)!r}"
     last = f"(({{live, flip, ...rest}}) => rest)(heard.filter({like}).at(-1))"
     return page.wait(f"heard.some({like}) && {last}")
 
 
-def told(what: str) -> None:
+def log(what: str) -> None:
     sys.stdout.write(f"{what}\n")  # seen with -s
 
 
@@ -121,15 +121,15 @@ def apart(page: Sequence[float], truth: torch.Tensor) -> float:
     return float((torch.tensor(page, dtype=torch.float64) - truth.double()).abs().max())
 
 
-def check_heads(told: list[dict[str, Any]], heads: hw.Heads) -> None:
+def check_heads(entries: list[dict[str, Any]], heads: hw.Heads) -> None:
     """Every number of every head, and its label."""
-    known = [(number, head) for number, layer in enumerate(heads.values()) for head in layer]
-    assert len(told) == len(known)
-    for one, (layer, head) in zip(told, known, strict=True):
-        assert (one["layer"], one["head"], one["label"]) == (layer, head.head, head.label.name)
-        assert one["numbers"].keys() == head.values.keys()
+    expected = [(number, head) for number, layer in enumerate(heads.values()) for head in layer]
+    assert len(entries) == len(expected)
+    for entry, (layer, head) in zip(entries, expected, strict=True):
+        assert (entry["layer"], entry["head"], entry["label"]) == (layer, head.head, head.label.name)
+        assert entry["numbers"].keys() == head.values.keys()
         for name, value in head.values.items():
-            mine = one["numbers"][name]
+            mine = entry["numbers"][name]
             assert (mine is None) == math.isnan(value), name
             assert mine is None or mine == pytest.approx(value, rel=1e-4, abs=1e-4), (layer, head.head, name)
 
@@ -139,13 +139,13 @@ def test_a_typed_text_has_the_logits_numbers_and_labels_of_python(
     text: str, used: Page, mini: Pretrained
 ) -> None:
     type_into(used, "#alive-text", text)
-    said = heard(used, text)
-    assert said["kind"] == "WebAssembly"
-    assert said["ids"] == mini.tokenizer(text)["input_ids"]
-    error = apart(said["logits"], logits_of(mini, text))
-    told(f"{len(said['ids'])} tokens: {said['milliseconds']:.0f} ms, logits within {error:.1e}")
+    result = heard(used, text)
+    assert result["kind"] == "WebAssembly"
+    assert result["ids"] == mini.tokenizer(text)["input_ids"]
+    error = apart(result["logits"], logits_of(mini, text))
+    log(f"{len(result['ids'])} tokens: {result['milliseconds']:.0f} ms, logits within {error:.1e}")
     assert error < 1e-3
-    check_heads(said["heads"], watched(mini, text))
+    check_heads(result["heads"], watched(mini, text))
 
 
 def test_any_text_has_the_ids_of_python(used: Page, mini: Pretrained) -> None:
@@ -167,13 +167,13 @@ def test_typing_on_and_taking_back_gives_what_reading_at_once_gives(used: Page, 
     type_into(used, "#alive-text", text[:20])
     for start, end in itertools.pairwise((20, 21, 26, 40, len(text))):
         used.ask("Input.insertText", text=text[start:end])
-        said = heard(used, text[:end])
-        assert apart(said["logits"], logits_of(mini, text[:end])) < 1e-3
+        result = heard(used, text[:end])
+        assert apart(result["logits"], logits_of(mini, text[:end])) < 1e-3
     for _ in range(3):
         used.press("Backspace", 8)
-    said = heard(used, text[:-3])
-    assert apart(said["logits"], logits_of(mini, text[:-3])) < 1e-3
-    check_heads(said["heads"], watched(mini, text[:-3]))
+    result = heard(used, text[:-3])
+    assert apart(result["logits"], logits_of(mini, text[:-3])) < 1e-3
+    check_heads(result["heads"], watched(mini, text[:-3]))
 
 
 def test_heads_are_switched_off_by_button_key_and_address(
@@ -190,9 +190,9 @@ def test_heads_are_switched_off_by_button_key_and_address(
             page.click("#alive-toggle")
         else:
             page.press("o", 79)
-        said = heard(page, HE, OFF[: number + 1])
-        assert apart(said["logits"], logits_of(mini, HE, OFF[: number + 1])) < 1e-3
-    check_heads(said["heads"], watched(mini, HE, OFF))
+        result = heard(page, HE, OFF[: number + 1])
+        assert apart(result["logits"], logits_of(mini, HE, OFF[: number + 1])) < 1e-3
+    check_heads(result["heads"], watched(mini, HE, OFF))
     now, whole = logits_of(mini, HE, OFF).softmax(-1), logits_of(mini, HE).softmax(-1)
     shown = page.evaluate(
         "[...document.querySelectorAll('#alive-words button')].map(b => [Number(b.dataset.token), "
@@ -222,23 +222,23 @@ def test_wall_and_head_show_what_was_typed(page: Page, mini: Pretrained) -> None
     heard(page, text)
     page.wait(f"{drawn} !== {before!r}")
     heads = watched(mini, text)
-    kept = heads[2].calls[-1]
-    assert kept.map is not None
+    call_record = heads[2].calls[-1]
+    assert call_record.map is not None
     call = "heard.at(-1).live.readings[0].calls[2]"
     cells = page.evaluate(f"{call}.cells(3).then(c => [...c.values].map(x => Number.isNaN(x) ? 0 : x))")
-    assert apart(cells, kept.map.dense()[0, 3].flatten()) < 1e-4
-    norms = kept.written_norms
+    assert apart(cells, call_record.map.dense()[0, 3].flatten()) < 1e-4
+    norms = call_record.written_norms
     assert norms is not None
     written = page.evaluate(f"{call}.written(3).then(c => [...c.values].map(x => Number.isNaN(x) ? 0 : x))")
-    assert apart(written, (kept.map.dense()[0, 3] * norms[0, 3] / norms[0].max()).flatten()) < 1e-4
-    distances, cosines = (kept.pairs[name][0].flatten() for name in ("attention", "outputs"))
+    assert apart(written, (call_record.map.dense()[0, 3] * norms[0, 3] / norms[0].max()).flatten()) < 1e-4
+    distances, cosines = (call_record.pairs[name][0].flatten() for name in ("attention", "outputs"))
     assert apart(page.evaluate(f"{call}.distances().then(d => d.flat())"), distances) < 1e-4
     assert apart(page.evaluate(f"{call}.cosines().then(d => d.flat())"), cosines) < 1e-4
     model, tokenizer, _ = mini
     with torch.no_grad(), hw.collect(model) as outputs:
         model(tokenizer(text, return_tensors="pt")["input_ids"])
-    said = page.evaluate(f"{call}.output(3).then(c => [...c.values])")
-    assert apart(said, outputs[2][0, 3].flatten()) < 1e-3
+    drawn_output = page.evaluate(f"{call}.output(3).then(c => [...c.values])")
+    assert apart(drawn_output, outputs[2][0, 3].flatten()) < 1e-3
 
 
 def test_words_are_appended_one_after_another(page: Page, mini: Pretrained) -> None:
@@ -262,19 +262,19 @@ def test_another_text_beside_it_is_compared_as_python_compares(page: Page, mini:
         HE + " and left",
     ):
         type_into(page, "#alive-other", other)
-        said = f"new URLSearchParams({{against: {other!r}}}).toString()"
-        page.wait(f"location.hash.includes({said}) && heard.at(-1).flip !== null")
+        parameter = f"new URLSearchParams({{against: {other!r}}}).toString()"
+        page.wait(f"location.hash.includes({parameter}) && heard.at(-1).flip !== null")
         flip = page.evaluate("heard.at(-1).flip")
         changes = watched(mini, HE).changes(watched(mini, other))
         assert flip["words"] == list(changes.text.words)
         line = flip["layers"][0]["queries"]
         assert [(place["before"], place["after"]) for place in line] == list(changes.text.places)
         assert [place["name"] for place in line] == changes.text.names
-        found_there = {(one["layer"], one["head"]): one for one in flip["heads"]}
+        found_there = {(head["layer"], head["head"]): head for head in flip["heads"]}
         for change in changes:
-            one = found_there[change.layer, change.head]  # type: ignore[index]
-            assert one["distance"] == pytest.approx(change.distance, abs=1e-4)
-            assert one["largest"] == pytest.approx(change.largest, abs=1e-4)
+            entry = found_there[change.layer, change.head]  # type: ignore[index]
+            assert entry["distance"] == pytest.approx(change.distance, abs=1e-4)
+            assert entry["largest"] == pytest.approx(change.largest, abs=1e-4)
     type_into(page, "#alive-other", "xyz")
     assert page.wait("document.querySelector('#alive-wrong').textContent").startswith(
         "The texts have no token"
@@ -306,9 +306,9 @@ def test_without_webassembly_the_same_is_computed_more_slowly(
     for where in (file, without):
         page = browser.open(where)
         page.evaluate(LISTEN)
-        for said in (text, "x", text):  # warm the second time
-            type_into(page, "#alive-text", said)
-            last = heard(page, said)
+        for typed in (text, "x", text):  # warm the second time
+            type_into(page, "#alive-text", typed)
+            last = heard(page, typed)
             page.evaluate("heard.length = 0")
         seconds[last["kind"]] = last["milliseconds"]
         assert apart(last["logits"], logits_of(mini, text)) < 1e-3
@@ -316,7 +316,7 @@ def test_without_webassembly_the_same_is_computed_more_slowly(
         read = page.text("#alive-read")
         page.close()  # its console says that WebAssembly was refused
     assert "blocks WebAssembly" in read
-    told(f"64 tokens, milliseconds: { {kind: round(took) for kind, took in seconds.items()} }")
+    log(f"64 tokens, milliseconds: { {kind: round(took) for kind, took in seconds.items()} }")
     assert seconds["WebAssembly"] < seconds["TypeScript"]
 
 

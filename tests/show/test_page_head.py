@@ -155,8 +155,8 @@ def number(page: Page, selector: str) -> float:
     return float(page.evaluate(f"[...document.querySelectorAll('{selector} b')].at(-1).title"))
 
 
-def near(told: float, weight: Tensor) -> bool:
-    return abs(told - float(weight)) <= max(0.01 * float(weight), 1e-4)
+def near(number: float, weight: Tensor) -> bool:
+    return abs(number - float(weight)) <= max(0.01 * float(weight), 1e-4)
 
 
 def key(page: Page, name: str, code: int) -> None:
@@ -195,13 +195,13 @@ def page(browser: Browser, plain_page: Path) -> Page:
 def test_title_label_role_and_statistics_stand_above_with_their_sentences(page: Page) -> None:
     assert page.text("#head-title") == "Layer 2, head 1"
     assert page.text("#one-head .label-chip") == "previous-token 0.83"
-    said = page.text("#one-head")
+    shown = page.text("#one-head")
     for words in (
         "attends to the token just before the current one", "finds the object of a verb", "of 101 cases",
         "0.60–0.85",
         "“+1 words”, is right in 0.50", "how widely it looks", "how much the first token gets",
     ):  # fmt: skip
-        assert words in said
+        assert words in shown
     page.click("#one-head .next-head")
     page.wait("document.querySelector('#one-head').dataset.drawn === '0.0.0.2'")
     assert page.text("#head-title") == "Layer 2, head 2"
@@ -277,7 +277,7 @@ def test_lines_are_as_opaque_as_weights_and_show_the_chosen_token_alone(page: Pa
     )
     expected = causal()[1, 10].sort(descending=True).values
     assert len(opacities) == 11
-    assert all(near(told, weight) for told, weight in zip(opacities, expected, strict=True))
+    assert all(near(opacity, weight) for opacity, weight in zip(opacities, expected, strict=True))
 
 
 def test_weights_times_norm_is_another_map_with_a_sentence(page: Page) -> None:
@@ -321,22 +321,22 @@ def test_output_before_the_projection_is_drawn_when_it_is_opened(page: Page) -> 
     page.wait("document.querySelector('.output canvas')")
     outputs = torch.randn(3, len(WORDS), 5, generator=torch.Generator().manual_seed(3)).half()
     point(page, ".output .cells", 3.5 / 5, 4.5 / 11)
-    said = page.text(".output-line")
-    assert said.startswith("“because” (4), channel 3: ")
-    assert abs(float(said.split(": ")[-1].replace("−", "-")) - float(outputs[1, 4, 3])) < 0.006
+    line = page.text(".output-line")
+    assert line.startswith("“because” (4), channel 3: ")
+    assert abs(float(line.split(": ")[-1].replace("−", "-")) - float(outputs[1, 4, 3])) < 0.006
 
 
 def test_cross_attention_has_other_tokens_on_each_side(browser: Browser, tmp_path: Path) -> None:
-    asks, asked = ["le", "chat", "dort"], ["the", "cat", "is", "sleeping", "."]
+    asks, keys = ["le", "chat", "dort"], ["the", "cat", "is", "sleeping", "."]
     mha = hw.MultiHeadAttention(14, 2)
     with torch.no_grad(), hw.watch(mha, keep=True) as heads:
         memory = torch.randn(1, 5, 14)
         mha(torch.randn(1, 3, 14), memory, memory)
     weights = next(iter(heads.values())).calls[-1].map.dense()[0]
-    path = heads.to_html(tmp_path / "heads.html", query_tokens=asks, key_tokens=asked)
+    path = heads.to_html(tmp_path / "heads.html", query_tokens=asks, key_tokens=keys)
     page = opened(browser, path, "#layer=0&head=0")
     assert page.evaluate("[...document.querySelectorAll('.down span')].map(s => s.textContent)") == asks
-    assert page.evaluate("[...document.querySelectorAll('.across span')].map(s => s.textContent)") == asked
+    assert page.evaluate("[...document.querySelectorAll('.across span')].map(s => s.textContent)") == keys
     cell(page, 1, 3, (3, 5))
     assert page.text("#one-head .cell-line").startswith("“chat” (1) → “sleeping” (3): ")
     assert near(number(page, "#one-head .cell-line"), weights[0, 1, 3])
@@ -412,11 +412,11 @@ def test_a_pooled_cell_says_which_positions_it_covers_and_their_tokens(
     path, coarse, _ = pooled(tmp_path)
     page = opened(browser, path)
     cell(page, 24, 3, (32, 32))
-    said = page.text("#one-head .cell-line")
-    assert said.startswith("queries 3,072–3,199 → keys 384–511: ")
-    assert " of their weight" in said
-    assert "word3072 word3073" in said
-    assert "word511" in said
+    line = page.text("#one-head .cell-line")
+    assert line.startswith("queries 3,072–3,199 → keys 384–511: ")
+    assert " of their weight" in line
+    assert "word3072 word3073" in line
+    assert "word511" in line
     assert near(number(page, "#one-head .cell-line"), coarse[0, 24, 3])
     assert page.evaluate("document.querySelector('[data-value=lines]')") is None
     page.click("#bare-pairs")
@@ -436,8 +436,8 @@ def test_what_a_cell_receives_is_the_mean_over_queries_not_over_rows(
     call = a_call(blobs, coarse, (0, 0), queries=5, keys=5)
     page = opened(browser, a_page(tmp_path, [list("abcde")], [{"call": call}], blobs))
     page.wait("document.querySelectorAll('.read-text span').length === 5")
-    said = page.evaluate("[...document.querySelectorAll('.read-text span')].map((one) => one.title)")
-    numbers = [float(title.split(": ")[1]) for title in said]
+    titles = page.evaluate("[...document.querySelectorAll('.read-text span')].map((one) => one.title)")
+    numbers = [float(title.split(": ")[1]) for title in titles]
     expected = [0.26, 0.26, 0.17, 0.17, 0.57]
     assert all(abs(x - y) <= 0.01 * y + 0.005 for x, y in zip(numbers, expected, strict=True)), numbers
 

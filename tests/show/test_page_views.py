@@ -76,7 +76,7 @@ class Made:
 
     def order(self) -> list[tuple[int, int]]:
         """(layer, head), the most changed first."""
-        return [(self.heads[0].paths.index(one.path), one.head) for one in self.changes]
+        return [(self.heads[0].paths.index(change.path), change.head) for change in self.changes]
 
     def save(self, path: Path, **more: Any) -> Path:
         return self.heads[0].to_html(path, text=self.texts, beside=self.heads[1:], **more)
@@ -131,10 +131,10 @@ def row_read(page: Page, panel: str) -> tuple[int, dict[int, list[str]]]:
     return int(held[0]), {int(key): cells for key, cells in held[1]}
 
 
-def close(said: str, exact: float, weights_of: Sequence[float] = ()) -> bool:
+def close(shown: str, exact: float, weights_of: Sequence[float] = ()) -> bool:
     """Within what a page's weights are: 1% or 1e-4 each, and the four digits that are said."""
     sizes = weights_of or [exact]
-    return abs(number(said) - exact) <= sum(max(0.01 * abs(x), 1e-4) for x in sizes) + 0.5e-4 + 1e-9
+    return abs(number(shown) - exact) <= sum(max(0.01 * abs(x), 1e-4) for x in sizes) + 0.5e-4 + 1e-9
 
 
 # Tabs
@@ -202,8 +202,8 @@ def test_a_flip_lists_heads_as_python_does_and_its_maps_have_the_weights(
         page.evaluate("[...document.querySelectorAll('#panel-flip .bars button')].map((b) => b.dataset.head)")
         == order
     )
-    said = page.texts("#panel-flip .bar-number")
-    assert said == [f"{one.distance:.3f}" for one in made.changes]
+    shown = page.texts("#panel-flip .bar-number")
+    assert shown == [f"{change.distance:.3f}" for change in made.changes]
     assert page.texts("#panel-flip mark") == ["he", "he", "she", "she"]
     assert page.texts("#panel-flip .flip-text") == [f"First text: {HE}", f"Second text: {SHE}"]
     for at in (0, 3):
@@ -303,9 +303,9 @@ def test_two_heads_of_a_layer_are_as_far_apart_as_python_says(
         "Object.fromEntries([...document.querySelectorAll('#panel-compare .table-room tbody tr')]"
         ".map((r) => [r.cells[0].textContent, [...r.cells].slice(1).map((c) => c.textContent)]))"
     )
-    one, two = (made.heads[0][1][head].values["entropy"] for head in (2, 5))
+    start, two = (made.heads[0][1][head].values["entropy"] for head in (2, 5))
     assert [number(x) for x in cells[IN_WORDS["entropy"][0]]] == pytest.approx(
-        [one, two, two - one], abs=0.6e-3
+        [start, two, two - start], abs=0.6e-3
     )
     page.click("#beside-swap")
     page.wait("location.hash.includes('head=5') && location.hash.includes('beside=0.0.1.2')")
@@ -342,13 +342,13 @@ def test_the_matrix_is_that_of_python_and_points_stand_as_its_layout_has_them(
     shown = hw.diversity(made.heads[0][2])
     exact, cosines = (next(iter(each.values())).double() for each in (shown.attention, shown.outputs))
     for which, matrix in (("first", exact), ("last", cosines)):
-        said = page.texts(f"#panel-diversity .matrix-room:{which}-child td[data-pair]")
+        numbers = page.texts(f"#panel-diversity .matrix-room:{which}-child td[data-pair]")
         expected = [
             "" if row == column else f"{matrix[row, column]:.3f}" for row in range(8) for column in range(8)
         ]
         off = [
             (a, b)
-            for a, b in zip(said, expected, strict=True)
+            for a, b in zip(numbers, expected, strict=True)
             if a != b and abs(number(a) - number(b)) > 1.1e-3
         ]
         assert not off
@@ -379,8 +379,8 @@ def test_the_slider_goes_through_training(browser: Browser, whole: tuple[Made, P
     stripes = held.statistics["induction_stripe"]
 
     def checks(at: int) -> None:
-        said = page.text("#training-said")
-        assert f"step {int(held.steps[at]):,}" in said and f"{held.validation[at]:.3f} nats" in said
+        line = page.text("#training-said")
+        assert f"step {int(held.steps[at]):,}" in line and f"{held.validation[at]:.3f} nats" in line
         numbers = page.texts(".training-grid button span")
         assert numbers == [
             f"{x + 0.0:.2f}".replace("-0.00", "0.00")
@@ -422,11 +422,11 @@ def test_effects_are_sorted_and_words_stand_before_and_after(
     made, path = whole
     assert made.effects is not None and made.effects.before is not None
     page = opened(browser, path, "#tab=effects&layer=2&head=3")
-    said = page.evaluate(
+    shown = page.evaluate(
         "[...document.querySelectorAll('#panel-effects .bars button')].map((b) => b.dataset.head)"
     )
-    largest = [f"{one.layer}.{one.head}" for one in made.effects.ranking()]
-    assert said == largest[: len(said)] and len(said) >= 16
+    largest = [f"{effect.layer}.{effect.head}" for effect in made.effects.ranking()]
+    assert shown == largest[: len(shown)] and len(shown) >= 16
 
     def columns() -> list[list[list[str]]]:
         return page.evaluate(
@@ -434,13 +434,13 @@ def test_effects_are_sorted_and_words_stand_before_and_after(
             "[r.cells[0].textContent, r.cells[2].firstChild.textContent]))"
         )
 
-    def told(words: Any) -> list[list[str]]:
+    def rows_of(words: Any) -> list[list[str]]:
         return [[word, f"{share:.4f}"] for word, share in words]
 
-    assert columns() == [told(made.effects.before[0]), told(made.effects.after(2, 3))]
-    page.click(f"#panel-effects .bars button[data-head='{said[0]}']")
-    page.wait(f"location.hash.includes('layer={said[0][0]}&head={said[0][2]}')")
-    assert columns()[1] == told(made.effects.after(int(said[0][0]), int(said[0][2])))
+    assert columns() == [rows_of(made.effects.before[0]), rows_of(made.effects.after(2, 3))]
+    page.click(f"#panel-effects .bars button[data-head='{shown[0]}']")
+    page.wait(f"location.hash.includes('layer={shown[0][0]}&head={shown[0][2]}')")
+    assert columns()[1] == rows_of(made.effects.after(int(shown[0][0]), int(shown[0][2])))
 
 
 def test_words_that_are_written_alike_are_not_compared(
@@ -448,14 +448,14 @@ def test_words_that_are_written_alike_are_not_compared(
 ) -> None:
     """ "the" with and without a space before it are two tokens: neither rose from what the other had."""
 
-    class Told:
+    class FakeEffects:
         def to_page(self, heads: hw.Heads, batch: int | None) -> dict[str, Any]:
             before = [["the", 0.5], ["a", 0.2], ["the", 0.1]]
             after = [["the", 0.4], ["a", 0.3], ["an", 0.2]]
             row = {"layer": 0, "head": 0, "effect": 0.5, "after": after}
             return {"of": "next token", "sentence": "", "before": before, "heads": [row], "unit": "nats"}
 
-    path = whole[0].heads[0].to_html(tmp_path / "alike.html", effects=Told())
+    path = whole[0].heads[0].to_html(tmp_path / "alike.html", effects=FakeEffects())
     page = opened(browser, path, "#tab=effects&layer=0&head=0")
     page.wait("document.querySelectorAll('.word-bars').length === 2")
     arrows = page.evaluate("[...document.querySelectorAll('.word-arrow')].map((one) => one.textContent)")
@@ -490,9 +490,9 @@ def test_the_table_sorts_by_what_is_clicked_and_goes_along_as_csv(
     lines = page.evaluate("window.held.text()").strip().split("\n")
     names = lines[0].split(",")
     assert names[:4] == ["layer", "head", "label", "score"] and len(lines) == 1 + len(value)
-    told = dict(zip(names, lines[1].split(","), strict=True))
-    assert f"{told['layer']}.{told['head']}" == least
-    assert float(told["entropy"]) == pytest.approx(value[least], abs=1e-5)
+    row = dict(zip(names, lines[1].split(","), strict=True))
+    assert f"{row['layer']}.{row['head']}" == least
+    assert float(row["entropy"]) == pytest.approx(value[least], abs=1e-5)
     page.click("#csv-copy")
     page.wait("document.querySelector('#panel-numbers [role=status]').textContent.includes('cop')")
 

@@ -179,7 +179,7 @@ def test_only_thumbnails_near_the_window_are_drawn(browser: Browser, large: Path
 
 def test_heads_are_sorted_as_their_numbers_are(page: Page) -> None:
     heads = page_data(LAYERS, HEADS, TOKENS)[0]["sources"][0]["readings"][0]["heads"]
-    by = {f"{one['layer']}.{one['head']}": one["numbers"] for one in heads}
+    by = {f"{head['layer']}.{head['head']}": head["numbers"] for head in heads}
     most = sorted(ALL, key=lambda name: -by[name]["entropy"])
     page.choose("#wall-sort", "entropy")
     assert names(page) == most
@@ -189,8 +189,8 @@ def test_heads_are_sorted_as_their_numbers_are(page: Page) -> None:
     page.click("#wall-order")
     assert names(page) == most[::-1]
     page.choose("#wall-sort", "first")  # where a head has no such number, it comes last both ways
-    known = [name for name in ALL if by[name]["first"] is not None]
-    assert names(page)[: len(known)] == sorted(known, key=lambda name: by[name]["first"])
+    measured = [name for name in ALL if by[name]["first"] is not None]
+    assert names(page)[: len(measured)] == sorted(measured, key=lambda name: by[name]["first"])
     page.choose("#wall-sort", "moved")
     page.click("#wall-order")
     assert names(page)[0] == "1.1"
@@ -202,7 +202,7 @@ def test_colours_stand_for_a_number_that_is_shown(browser: Browser, small: Path)
     page = opened(browser, small, "#colour=entropy")
     heads = page_data(LAYERS, HEADS, TOKENS)[0]["sources"][0]["readings"][0]["heads"]
     shown = page.evaluate("[...document.querySelectorAll('#wall .tint')].map(e => e.dataset.text)")
-    assert shown == [f"{one['numbers']['entropy']:.2f}" for one in heads]
+    assert shown == [f"{head['numbers']['entropy']:.2f}" for head in heads]
     assert "how widely it looks" in page.text(".wall-scale")
     assert page.count(".thumb[data-drawn=true]") == 0
     page.choose("#wall-colour", "role")
@@ -240,12 +240,12 @@ def test_what_the_search_suggests_is_found(has_roles: bool, browser: Browser, tm
     if not has_roles:
         path.write_text(path.read_text("utf-8").replace('"1.3":[', '"9.9":['), "utf-8")
     page = opened(browser, path)
-    said = page.evaluate("document.querySelector('#wall-search').placeholder")
-    name, layer, word = said.removesuffix(" …").split(", ")
+    placeholder = page.evaluate("document.querySelector('#wall-search').placeholder")
+    name, layer, word = placeholder.removesuffix(" …").split(", ")
     assert word == ("verb" if has_roles else "previous-token")
-    for asked in (name, layer, word):
-        type_in(page, "#wall-search", asked)
-        assert name in names(page), asked
+    for query in (name, layer, word):
+        type_in(page, "#wall-search", query)
+        assert name in names(page), query
 
 
 def test_the_keyboard_alone_is_enough(page: Page) -> None:
@@ -266,8 +266,8 @@ def test_the_keyboard_alone_is_enough(page: Page) -> None:
         page.press(*key)
         assert chosen(page) == [name]
         assert page.evaluate("document.activeElement.dataset.head") == name
-    said = page.evaluate("document.activeElement.getAttribute('aria-label')")
-    assert said == "layer 0 head 4, sink 0.98"
+    label = page.evaluate("document.activeElement.getAttribute('aria-label')")
+    assert label == "layer 0 head 4, sink 0.98"
     page.press("/", 191)
     assert page.evaluate("document.activeElement.id") == "wall-search"
     page.ask("Input.insertText", text="1.3")

@@ -39,8 +39,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     written = {name: folder / f"{name}.html" for name in ("mini", "minilm")}
     for name, path in written.items():
-        said = CliRunner().invoke(application(), ["look", HE, SHE, "--model", name, "--html", str(path)])
-        assert said.exit_code == 0, said.output
+        outcome = CliRunner().invoke(application(), ["look", HE, SHE, "--model", name, "--html", str(path)])
+        assert outcome.exit_code == 0, outcome.output
     return written
 
 
@@ -65,9 +65,9 @@ def watched(model: Pretrained, text: str) -> hw.Heads:
 
 
 def weights(heads: hw.Heads, layer: int, head: int) -> Tensor:
-    kept = heads[layer].calls[-1]
-    assert kept.map is not None
-    return kept.map.dense()[0, head]
+    call_record = heads[layer].calls[-1]
+    assert call_record.map is not None
+    return call_record.map.dense()[0, head]
 
 
 def read_cell(page: Page, row: int, column: int, shape: tuple[int, int]) -> float:
@@ -84,8 +84,8 @@ def read_cell(page: Page, row: int, column: int, shape: tuple[int, int]) -> floa
 
 
 def check_cell(page: Page, row: int, column: int, exact: Tensor) -> None:
-    told = read_cell(page, row, column, (exact.shape[0], exact.shape[1]))
-    assert abs(told - float(exact[row, column])) <= max(0.01 * float(exact[row, column]), 1e-4)
+    shown = read_cell(page, row, column, (exact.shape[0], exact.shape[1]))
+    assert abs(shown - float(exact[row, column])) <= max(0.01 * float(exact[row, column]), 1e-4)
 
 
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
@@ -132,8 +132,8 @@ def test_from_the_wall_to_one_number_and_through_every_view(
     page.wait("document.querySelectorAll('#one-head .lines path').length > 9")
     page.choose("#wall-sort", "entropy")
     by = {at: head.values["entropy"] for at, head in zip(everything, heads.all(), strict=True)}
-    told = [by[at] for at in names(page)]
-    assert told == sorted(told, reverse=True)
+    numbers = [by[at] for at in names(page)]
+    assert numbers == sorted(numbers, reverse=True)
     page.choose("#wall-sort", "layer")
     page.click('#wall .chip[data-label="previous-token"]')
     labels = {at: head.label.name for at, head in zip(everything, heads.all(), strict=True)}
@@ -202,8 +202,8 @@ def test_the_keyboard_alone_types_switches_chooses_and_reads_a_row(
         "[Number(r.cells[1].textContent), Number(r.cells[2].firstChild.title)])"
     )
     assert len(rows) == row + 1
-    for position, told in rows:
-        assert abs(told - float(exact[position])) <= max(0.01 * float(exact[position]), 1e-4)
+    for position, number in rows:
+        assert abs(number - float(exact[position])) <= max(0.01 * float(exact[position]), 1e-4)
     tab_to("#more [role=tab]")
     page.press(*RIGHT)
     assert page.state("tab") == "compare"

@@ -131,7 +131,7 @@ def test_long_titles_are_set_small_enough_to_stand_side_by_side() -> None:
     figure = titled(8, None, [f"head {h}: previous-token 1.00" for h in range(8)])
     png(figure)
     boxes = [ax._left_title.get_window_extent() for ax in figure.axes[:4]]
-    assert all(one.x1 < two.x0 for one, two in pairwise(boxes))
+    assert all(box.x1 < two.x0 for box, two in pairwise(boxes))
 
 
 def test_any_character_can_be_drawn_without_a_warning() -> None:

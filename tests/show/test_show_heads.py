@@ -71,7 +71,7 @@ def png(figure: Figure) -> bytes:
     return room.getvalue()
 
 
-def said(figure: Figure) -> list[str]:
+def texts_of(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.axes[0].texts]
 
 
@@ -104,7 +104,7 @@ def test_layers_run_down_and_heads_to_the_right() -> None:
     assert places[0, 0][1] == places[0, 2][1] < places[1, 0][1] == places[1, 1][1]
     bottom, top = figure.axes[0].get_ylim()
     assert bottom > top  # y grows downwards
-    words = said(figure)
+    words = texts_of(figure)
     assert [word for word in words if word.startswith(("layer", "head"))] == [
         "head 0", "head 1", "head 2", "layer 0", "layer 1",
     ]  # fmt: skip
@@ -112,7 +112,7 @@ def test_layers_run_down_and_heads_to_the_right() -> None:
 
 def test_heads_with_a_label_have_it_with_its_score_and_a_frame_in_its_colour() -> None:
     figure = model_picture(toy())
-    words = said(figure)
+    words = texts_of(figure)
     assert {"previous-token 1.00", "broad 1.00", "1 previous-token", "1 broad", "3 mixed"} <= set(words)
     assert any(word.startswith("attends to the token just before") for word in words)
     assert not any(word.startswith("mixed") for word in words)
@@ -122,9 +122,9 @@ def test_heads_with_a_label_have_it_with_its_score_and_a_frame_in_its_colour() -
 
 
 def test_the_title_says_which_model_and_which_text() -> None:
-    words = said(model_picture(toy(), text="to  be\nor not"))
+    words = texts_of(model_picture(toy(), text="to  be\nor not"))
     assert words.count("Toy: what its 5 heads attend to in “to be or not”") == 1
-    assert "Model: what its one head attends to" in said(model_picture(a_model([[even(3)]], title=None)))
+    assert "Model: what its one head attends to" in texts_of(model_picture(a_model([[even(3)]], title=None)))
 
 
 def test_tokens_are_written_down_and_across() -> None:
@@ -132,7 +132,7 @@ def test_tokens_are_written_down_and_across() -> None:
     heads.tokens = [["$a$", "<b>", "日本", "\x1b[31m", "x" * 99]]
     figure = model_picture(heads, text="$a$ \x1b[31m")
     assert png(figure).startswith(b"\x89PNG")
-    words = said(figure)
+    words = texts_of(figure)
     assert words.count("$a$") == 2 + 3  # beside two layers, below three heads
     assert words.count("�[31m") == 5
     assert not any(text.get_parse_math() for text in figure.axes[0].texts)
@@ -141,15 +141,15 @@ def test_tokens_are_written_down_and_across() -> None:
 def test_many_tokens_give_way_to_the_first_and_last_position() -> None:
     heads = toy(MOST_NAMED + 1)
     heads.tokens = [[f"word{n}" for n in range(MOST_NAMED + 1)]]
-    words = said(model_picture(heads))
+    words = texts_of(model_picture(heads))
     assert not any(word.startswith("word") for word in words)
     assert words.count(str(MOST_NAMED)) == 5
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_long_maps_are_pooled(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("keep", [True, False])
+def test_long_maps_are_pooled(keep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     length = SMALL_CELLS * 2 + 7
-    heads = a_model([[previous(length), even(length)]], keep=kept)
+    heads = a_model([[previous(length), even(length)]], keep=keep)
 
     def refuse(*args: object, **options: object) -> None:
         raise AssertionError("dense weights were made")
@@ -160,7 +160,7 @@ def test_long_maps_are_pooled(kept: bool, monkeypatch: pytest.MonkeyPatch) -> No
     assert all(array.shape == (SMALL_CELLS, SMALL_CELLS) for array in arrays)
     numpy.testing.assert_allclose(arrays[1].filled(0).sum(-1), 1, rtol=1e-4)
     assert "averaged over its queries" in figure.axes[1].get_ylabel()
-    assert any(f"into {SMALL_CELLS} rows" in word for word in said(figure))
+    assert any(f"into {SMALL_CELLS} rows" in word for word in texts_of(figure))
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_a_model_of_many_heads_still_makes_a_picture_of_bearable_size() -> None:
     figure = model_picture(heads)
     assert len(figure.axes[0].images) == 288
     assert max(figure.get_size_inches()) < 50
-    assert not any(word == "broad 1.00" for word in said(figure))  # too small for words: the frame tells
+    assert not any(word == "broad 1.00" for word in texts_of(figure))  # too small for words: the frame tells
     assert png(figure)
 
 
@@ -177,7 +177,7 @@ def test_stacks_of_different_models_are_named_by_path() -> None:
     heads = a_model([[even(4)] * 2])
     record = heads[0].calls[0]
     heads.add("decoder.0.cross", record)
-    words = said(model_picture(heads))
+    words = texts_of(model_picture(heads))
     assert "layers.0.attention" in words and "decoder.0.cross" in words
 
 
@@ -210,8 +210,8 @@ def test_a_layer_is_its_heat_maps_with_labels_and_names() -> None:
 
 def test_plot_is_the_grid_a_layer_or_one_head() -> None:
     heads = toy(4)
-    assert "Toy: what its 5 heads attend to" in said(heads.plot())
-    assert "Toy: what 2 of its 5 heads attend to in “a b”" in said(
+    assert "Toy: what its 5 heads attend to" in texts_of(heads.plot())
+    assert "Toy: what 2 of its 5 heads attend to in “a b”" in texts_of(
         heads.plot(chosen=[(1, 0), (0, 2)], text="a b")
     )
     assert heads.plot("layers.0.attention").get_suptitle() == "Toy, layer 0"
@@ -295,8 +295,8 @@ def diversities(heads: Heads) -> list[str]:
 
 
 def test_diversity_is_between_0_for_the_same_and_log_2_for_nothing_in_common() -> None:
-    one, other = torch.eye(4), torch.eye(4).roll(1, 0)
-    heads = a_model([[one, one], [one, other], [one, one, other]])
+    diagonal, other = torch.eye(4), torch.eye(4).roll(1, 0)
+    heads = a_model([[diagonal, diagonal], [diagonal, other], [diagonal, diagonal, other]])
     assert diversities(heads) == ["0.00", f"{math.log(2):.2f}", f"{math.log(2) * 2 / 3:.2f}"]
 
 
@@ -309,11 +309,11 @@ def test_diversity_is_a_dash_where_it_is_not_known() -> None:
 def test_diversity_that_was_measured_needs_no_map() -> None:
     mha = MultiHeadAttention(16, 2)
     x = torch.randn(1, 7, 16)
-    with watch(mha) as kept:
+    with watch(mha) as unmeasured:
         mha(x)
     with watch(mha, keep=False, diversity=True) as measured:
         mha(x)
-    assert diversities(measured) == diversities(kept) != ["-"]
+    assert diversities(measured) == diversities(unmeasured) != ["-"]
 
 
 def test_labels_are_counted_the_most_frequent_first_mixed_last() -> None:

@@ -62,24 +62,24 @@ def test_what_heads_say_and_write_is_drawn_and_sums_to_the_output(bias: bool) ->
     whole = parts + (mha.out_proj.bias.detach().numpy() if bias else 0)
     numpy.testing.assert_allclose(whole, maps[-1], atol=1e-6)
     numpy.testing.assert_allclose(maps[-1], output[1].numpy(), atol=1e-6)
-    said = texts(figure)
-    assert said.count("$jumps$�") == 4 and "head 2" in said and "A title" in said
-    assert any("and the bias added" in text for text in said) is bias
+    words = texts(figure)
+    assert words.count("$jumps$�") == 4 and "head 2" in words and "A title" in words
+    assert any("and the bias added" in text for text in words) is bias
 
 
 def test_what_was_collected_draws_itself_and_tells_what_is_written(tmp_path: Path) -> None:
     layer = nn.TransformerEncoderLayer(E, H, 11, batch_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    given: list[Tensor] = []
-    model.layers[1].self_attn.register_forward_hook(lambda module, args, out: given.append(out[0]))
+    layer_outputs: list[Tensor] = []
+    model.layers[1].self_attn.register_forward_hook(lambda module, args, out: layer_outputs.append(out[0]))
     with torch.no_grad(), hw.collect(model) as outputs:
         model(torch.randn(B, T, E))
     parts = outputs.written(1)
     assert parts.shape == (B, H, T, E)
-    torch.testing.assert_close(parts.sum(1) + model.layers[1].self_attn.out_proj.bias, given[0])
+    torch.testing.assert_close(parts.sum(1) + model.layers[1].self_attn.out_proj.bias, layer_outputs[0])
     figure = outputs.plot(tokens=WORDS)
     assert "From heads to output: layer 1" in texts(figure)
-    numpy.testing.assert_allclose(drawn(figure)[-1], given[0][0].numpy(), atol=1e-6)
+    numpy.testing.assert_allclose(drawn(figure)[-1], layer_outputs[0][0].numpy(), atol=1e-6)
     torch.save(outputs, tmp_path / "outputs.pt")
     for again in (pickle.loads(pickle.dumps(outputs)), torch.load(tmp_path / "outputs.pt")):
         assert torch.equal(again[1], outputs[1])
@@ -161,17 +161,17 @@ def test_layers_of_two_stacks_are_numbered_apart() -> None:
 # Roles by head
 
 
-def role(name: str, share: float, rule: float, found: bool) -> Role:
-    heads: list[tuple[int | str, int, float]] = [(1, 2, share), (0, 1, share)] if found else []
+def role(name: str, share: float, rule: float, is_found: bool) -> Role:
+    heads: list[tuple[int | str, int, float]] = [(1, 2, share), (0, 1, share)] if is_found else []
     rules = {"+1 words": 0.1, "the last noun": rule}
     by_distance = {1: (share, 23)}
-    return Role(name, found, 1, 2, share, share - 0.1, share + 0.05, 23, rules, by_distance, heads=heads)
+    return Role(name, is_found, 1, 2, share, share - 0.1, share + 0.05, 23, rules, by_distance, heads=heads)
 
 
 def test_roles_are_drawn_with_the_rule_beside_each() -> None:
-    told = [role("noun > verb", 0.3, 0.7, False), role("verb > object", 0.8, 0.4, True)]
-    scores = {each.name: torch.full((2, 3), each.share) for each in told}
-    roles = Roles({each.name: each for each in told}, scores, [0, 1], title="$Toy$")
+    relations = [role("noun > verb", 0.3, 0.7, False), role("verb > object", 0.8, 0.4, True)]
+    scores = {each.name: torch.full((2, 3), each.share) for each in relations}
+    roles = Roles({each.name: each for each in relations}, scores, [0, 1], title="$Toy$")
     figure = roles.plot()
     (shares,) = drawn(figure)
     assert shares.shape == (2, 6) and shares[0].tolist() == pytest.approx(
@@ -184,15 +184,15 @@ def test_roles_are_drawn_with_the_rule_beside_each() -> None:
     assert [tick.get_text() for tick in left.get_xticklabels()] == ["layer 0", "layer 1"]
     dots = [tuple(map(float, dot.get_offsets()[0])) for dot in right.collections]
     assert dots == [(0.4, 0), (0.8, 0), (0.7, 1), (0.3, 1)]
-    said = texts(figure)
-    assert "$Toy$: 1 of 2 relations found" in said and "0.40  the last noun" in said
+    words = texts(figure)
+    assert "$Toy$: 1 of 2 relations found" in words and "0.40  the last noun" in words
     with pytest.raises(ArgumentError, match="roles must hold a measured relation: 0 of 1"):
         Roles({}, {}, [0], unasked={"a > b": "since"}).plot()
 
 
 def test_without_matplotlib_pictures_of_numbers_say_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = role("verb > object", 0.8, 0.4, True)
-    roles = Roles({told.name: told}, {told.name: torch.full((2, 3), 0.8)}, [0, 1])
+    relation = role("verb > object", 0.8, 0.4, True)
+    roles = Roles({relation.name: relation}, {relation.name: torch.full((2, 3), 0.8)}, [0, 1])
     mha, x = hw.MultiHeadAttention(E, H), torch.randn(B, T, E)
     with torch.no_grad(), hw.watch(mha) as heads, hw.collect(mha) as outputs:
         mha(x)

@@ -56,20 +56,20 @@ def random_weights(num_heads: int, query_len: int, key_len: int, *, causal: bool
 
 def boxes(text: str) -> list[list[str]]:
     """What is inside each box, line by line, in reading order."""
-    found: list[list[str]] = []
+    rows_of_boxes: list[list[str]] = []
     row: list[list[str]] = []
     for line in text.splitlines():
         if "┌" in line or re.search(r"\+-+\+", line):
             if not row:
                 row = [[] for _ in re.findall(r"[┌]|\+-+\+", line)]
             else:  # the lower edge, in ASCII
-                found, row = found + row, []
+                rows_of_boxes, row = rows_of_boxes + row, []
         elif "└" in line:
-            found, row = found + row, []
+            rows_of_boxes, row = rows_of_boxes + row, []
         elif row:
             for inside, shown in zip(row, re.findall(r"[│|]([^│|]*)[│|]", line), strict=True):
                 inside.append(shown)
-    return found
+    return rows_of_boxes
 
 
 BEFORE = torch.tensor([[1.0, 0, 0], [0.9, 0.1, 0], [0, 0.97, 0.03]])
@@ -156,8 +156,8 @@ def test_heads_are_in_order_and_named_with_label_and_score() -> None:
     assert re.findall(r"(\d\.\d) previous-token 0\.94", text) == ["0.0", "0.1", "1.0"]
     narrow = str(terminal_heatmaps(heads, width=20))
     assert narrow.count("0.94") == 3 and narrow.count("previous-token") == 3
-    one = str(terminal_heatmaps(heads, chosen=[(1, -1), (0, 0)], width=80))
-    assert one.index("0.0 ") < one.index("1.1 ") and "1.0 " not in one
+    printed = str(terminal_heatmaps(heads, chosen=[(1, -1), (0, 0)], width=80))
+    assert printed.index("0.0 ") < printed.index("1.1 ") and "1.0 " not in printed
 
 
 def test_layers_that_go_by_path_are_named_above_their_heads() -> None:

@@ -106,10 +106,10 @@ def test_texts_are_shortened_to_the_room_they_have() -> None:
     short = quoted(text, 1.5, 9)
     assert short.startswith("“the quick") and short.endswith(" …”") and inches(short, 9) <= 1.5
     assert fitted("head 3", 5, 9, 5) == ("head 3", 9)
-    said, size = fitted(text, 2.0, 9, 5)
-    assert said == text and 5 <= size < 9
-    said, size = fitted(text, 0.5, 9, 5)
-    assert said.endswith("…") and size == 5 and inches(said, 5) <= 0.5
+    shortened, size = fitted(text, 2.0, 9, 5)
+    assert shortened == text and 5 <= size < 9
+    shortened, size = fitted(text, 0.5, 9, 5)
+    assert shortened.endswith("…") and size == 5 and inches(shortened, 5) <= 0.5
 
 
 def test_lines_hold_as_many_words_as_fit() -> None:

@@ -99,11 +99,11 @@ def test_parts_of_words_are_joined() -> None:
 # All of them
 
 
-def a_role(name: str, head: int, found: bool, **changes: Any) -> Role:
+def a_role(name: str, head: int, is_found: bool, **changes: Any) -> Role:
     values: dict[str, Any] = {
-        "name": name, "found": found, "layer": 1, "head": head, "share": 0.9, "low": 0.8, "high": 0.95,
-        "cases": 50, "rules": {"the nearest noun": 0.4 if found else 0.9}, "by_distance": {6: (0.9, 20)},
-        "heads": [(1, head, 0.9)] if found else [],
+        "name": name, "found": is_found, "layer": 1, "head": head, "share": 0.9, "low": 0.8, "high": 0.95,
+        "cases": 50, "rules": {"the nearest noun": 0.4 if is_found else 0.9}, "by_distance": {6: (0.9, 20)},
+        "heads": [(1, head, 0.9)] if is_found else [],
     }  # fmt: skip
     return Role(**values | changes)
 
