@@ -42,7 +42,7 @@ class SizedRule:
     """A rule for tensors of one size.
 
     options: what `hw.attention` is told.
-    seen: FlexAttention's mask_mod; None: everything.
+    visible: FlexAttention's mask_mod; None: everything.
     scores: FlexAttention's score_mod, by the peer's name; several are alternatives, the first that runs.
     added: what SDPA takes as attn_mask, where it has such a peer.
     changing: the tensor that is another for every batch; None where a mask outlives batches.
@@ -50,7 +50,7 @@ class SizedRule:
     """
 
     options: Options
-    seen: Mod | None = None
+    visible: Mod | None = None
     scores: tuple[dict[str, Mod | None], ...] = ({FLEX: None},)
     added: Tensor | None = None
     changing: Tensor | None = None
@@ -150,11 +150,13 @@ def holes(q: Tensor) -> SizedRule:
     return _changing(real, hw.Mask.padding, lambda b, h, i, j: (i >= j) & real[b, j], True)
 
 
-def _changing(tensor: Tensor, make: Callable[[Tensor], hw.Mask], seen: Mod, by_sequence: bool) -> SizedRule:
+def _changing(
+    tensor: Tensor, make: Callable[[Tensor], hw.Mask], visible: Mod, by_sequence: bool
+) -> SizedRule:
     def options(changed: Tensor) -> Options:
         return {"causal": True, "mask": make(changed)}
 
-    return SizedRule(options(tensor), seen, changing=tensor, again=options, by_sequence=by_sequence)
+    return SizedRule(options(tensor), visible, changing=tensor, again=options, by_sequence=by_sequence)
 
 
 def dense(q: Tensor) -> SizedRule:
@@ -278,12 +280,12 @@ class Flex:
             self.seconds[name] = time.perf_counter() - start
 
     def masked(self) -> Any:
-        """The block mask; None where everything is seen, and of a lone query, which sees all."""
+        """The block mask; None where everything is visible, and of a lone query, which sees all."""
         (B, _, T, _), S = self.q.shape, self.k.shape[2]
-        if self.rule.seen is None or T == 1:
+        if self.rule.visible is None or T == 1:
             return None
         return self.make(
-            self.rule.seen, B if self.rule.by_sequence else None, None, T, S, device=self.q.device
+            self.rule.visible, B if self.rule.by_sequence else None, None, T, S, device=self.q.device
         )
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -200,7 +200,7 @@ def _browser() -> ModuleType | None:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module if module.found() is not None else None
+    return module if module.chromium_path() is not None else None
 
 
 def opened(path: Path, browser: ModuleType | None) -> Report:

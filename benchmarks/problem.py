@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .registry import Sizes
 
-Seen = Callable[[Tensor, Tensor], Tensor]  # positions of queries [t, 1], of keys [S] -> bool [.., t, S]
+Visibility = Callable[[Tensor, Tensor], Tensor]  # positions of queries [t, 1], of keys [S] -> bool [.., t, S]
 
 BLOCK = 1024  # rows computed together
 MOST = 2**27  # weights of one head computed together: 1 GB in float64
@@ -28,22 +28,22 @@ def causal(at: Tensor, keys: Tensor) -> Tensor:
     return keys <= at
 
 
-def window(size: int) -> Seen:
+def window(size: int) -> Visibility:
     """The last `size` keys, the query's own among them."""
     return lambda at, keys: (keys <= at) & (keys > at - size)
 
 
-def padding(lengths: Tensor) -> Seen:
+def padding(lengths: Tensor) -> Visibility:
     """The first lengths[b] keys."""
     return lambda at, keys: keys < lengths[:, None, None, None]
 
 
-def documents(ids: Tensor) -> Seen:
+def documents(ids: Tensor) -> Visibility:
     """Keys with the query's own id; ids [S]."""
     return lambda at, keys: ids[at] == ids[keys]
 
 
-def all_of(*rules: Seen) -> Seen:
+def all_of(*rules: Visibility) -> Visibility:
     """Every rule at once."""
 
     def both(at: Tensor, keys: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class Problem:
     q: Tensor
     k: Tensor
     v: Tensor
-    seen: Seen | None = None
+    visible: Visibility | None = None
     softcap: float | None = None
     sinks: Tensor | None = None  # [H]
 
@@ -81,9 +81,9 @@ class Problem:
         T, S = self.q.shape[2], self.k.shape[2]
         rows = torch.arange(T, device=self.q.device) if rows is None else rows
         at, keys = (rows + (S - T))[:, None], torch.arange(S, device=self.q.device)
-        if self.seen is None:
+        if self.visible is None:
             return torch.ones(1, 1, len(rows), S, dtype=torch.bool, device=self.q.device)
-        visible = self.seen(at, keys)
+        visible = self.visible(at, keys)
         return visible[(None,) * (4 - visible.ndim)]
 
     def weights(
@@ -126,7 +126,7 @@ def make(
     sizes: Sizes,
     device: torch.device,
     dtype: torch.dtype,
-    seen: Seen | None = None,
+    visible: Visibility | None = None,
     softcap: float | None = None,
 ) -> Problem:
     """Random q, k, v of these sizes. L stands for both T and S, and Hk is H, unless they are given.
@@ -139,7 +139,7 @@ def make(
     assert T is not None and S is not None
     q = torch.randn(B, H, T, D, device=device).to(dtype)
     k, v = (torch.randn(B, Hk, S, D, device=device).to(dtype) for _ in range(2))
-    return Problem(q, k, v, seen, softcap)
+    return Problem(q, k, v, visible, softcap)
 
 
 def some_rows(problem: Problem, most: int = 64) -> Tensor:

@@ -101,7 +101,7 @@ def gradients(problem: Problem, grad: Tensor, dtype: torch.dtype = torch.float64
     """The output and the gradients of q, k and v, given the output's."""
     q, k, v = (x.detach().to(dtype).requires_grad_() for x in problem.qkv)
     whole = torch.arange(q.shape[2], device=q.device)
-    out = Problem(q, k, v, problem.seen).output(whole, dtype)
+    out = Problem(q, k, v, problem.visible).output(whole, dtype)
     dq, dk, dv = torch.autograd.grad(out, (q, k, v), grad.to(dtype))
     return {"output": out.detach(), "dq": dq, "dk": dk, "dv": dv}
 

@@ -1,1 +1,1 @@
-"""What was done to trained models, and what came of it: `python -m studies.NAME`; JSON in results/."""
+"""Studies of trained models: `python -m studies.NAME` measures, and stores JSON in results/."""

@@ -110,7 +110,7 @@ Facts = dict[str, Any]
 
 
 def training_of(folder: Path, documents: Sequence[tuple[str, str, str]]) -> Facts:
-    """A training in a few numbers, as JSON takes it.
+    """Return the settings, loss and sizes of a training, as JSON takes them.
 
     Args:
         folder: with history.json.
@@ -152,7 +152,7 @@ def card(
     weights: int,
     sources: Sequence[Source] = SOURCES,
 ) -> str:
-    """The whole card, as Markdown.
+    """Return the whole card as Markdown.
 
     weights: bytes of the file that is shipped.
 
@@ -179,14 +179,14 @@ def card(
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> list[str]:
-    """A table whose last columns are numbers."""
+    """Return the lines of a Markdown table whose last columns are numbers."""
     words = len(header) - numbers
     lines = [header, ["---"] * words + ["---:"] * numbers, *rows]
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def model_section(model: Transformer, weights: int) -> str:
-    """What it is, and how to get it."""
+    """Return the section on the model's architecture and how to load it."""
     config = model.config
     count = sum(weight.numel() for weight in model.parameters())
     facts = [
@@ -202,18 +202,18 @@ def model_section(model: Transformer, weights: int) -> str:
 
 
 def data_section(training: Facts, sources: Sequence[Source]) -> str:
-    """What it read, with licences and sizes."""
+    """Return the section on the training data, with licences and sizes."""
     rows = []
     for source in sources:
-        size = training["sources"].get(f"{source.name}, {source.what}")
+        size = training["sources"].get(f"{source.name}, {source.content}")
         if size is None:
             raise ArgumentError(
-                f"training must be of today's sources: {source.name}, {source.what} is not in it; train "
+                f"training must be of today's sources: {source.name}, {source.content} is not in it; train "
                 "again, or take the sources as they were"
             )
         numbers = (f"{size['documents']:,}", f"{size['letters'] / 1e6:.1f}")
         named = f"{source.name} {source.version}"
-        rows.append((named, source.what, source.kind, source.licence, *numbers))
+        rows.append((named, source.content, source.kind, source.licence, *numbers))
     letters = sum(size["letters"] for size in training["sources"].values())
     header = ("source", "what of it", "kind", "licence", "documents", "million letters")
     text = DATA.format(letters=letters / 1e6, tokens=training["tokens_in_corpus"])
@@ -221,7 +221,7 @@ def data_section(training: Facts, sources: Sequence[Source]) -> str:
 
 
 def training_section(training: Facts) -> str:
-    """Settings, tokens and steps, the loss, the picture."""
+    """Return the section on training: settings, tokens, steps, loss and the picture."""
     tokens = training["steps"] * training["tokens_per_step"]
     text = TRAINED.format(
         read=tokens / 1e6,
@@ -234,7 +234,7 @@ def training_section(training: Facts) -> str:
 
 
 def heads_section(life: Specialisation) -> str:
-    """Every head with its label and scores, as it is at the end."""
+    """Return the section that lists every head with its label and scores after training."""
     rows = []
     _, L, H = life.shape
     shown = {name: words for name, words in COLUMNS.items() if name in life.statistics}
@@ -255,12 +255,12 @@ def heads_section(life: Specialisation) -> str:
 
 
 def roles_section(roles: Roles) -> str:
-    """What was found, and every relation."""
+    """Return the section on roles: how many were found, and a table of all relations."""
     return ROLES.format(found=len(roles.found), asked=len(roles)) + "\n" + roles_table(roles)
 
 
 def roles_table(roles: Roles) -> str:
-    """Every relation with the head chosen for it, the best trivial rule beside it."""
+    """Return a table of every relation with the head chosen for it and the best trivial rule."""
     rows = [
         (
             name,
@@ -277,7 +277,7 @@ def roles_table(roles: Roles) -> str:
 
 
 def limits_section(model: Transformer) -> str:
-    """What it is not."""
+    """Return the section on the model's limits."""
     return LIMITS.format(count=sum(weight.numel() for weight in model.parameters()) / 1e6)
 
 
@@ -285,7 +285,7 @@ def limits_section(model: Transformer) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """`python -m studies.card`"""
+    """Run `python -m studies.card`: measure if asked, and write the card."""
     parser = argparse.ArgumentParser(
         prog="python -m studies.card", description=(__doc__ or "").partition("\n")[0]
     )

@@ -40,7 +40,7 @@ LEFT_OUT = ("induction", "duplicate_token", "special", "streaming")  # better to
 
 @dataclass(frozen=True)
 class History:
-    """What a training was: the loss of every step, and the validation's loss by how many steps were taken."""
+    """The losses of a training: of every step, and of validation by number of steps taken."""
 
     losses: list[float]
     validation: dict[int, float]
@@ -48,7 +48,7 @@ class History:
 
     @classmethod
     def read(cls, file: Path) -> History:
-        """history.json, as `studies.mini` writes it.
+        """Read history.json, which `studies.mini` writes.
 
         Raises:
             ArgumentError: no such file, or one of something else.
@@ -64,12 +64,12 @@ class History:
             ) from error
 
     def loss_since(self, before: int, step: int) -> float:
-        """The mean loss of the steps after one checkpoint up to another; NaN where there are none."""
+        """Return the mean loss of the steps between two checkpoints; NaN where there are none."""
         some = self.losses[before:step]
         return sum(some) / len(some) if some else math.nan
 
     def curve(self, points: int = POINTS) -> Tensor:
-        """Steps and losses, [N, 2]: means over stretches that grow with the step, as on a log axis."""
+        """Return steps and mean losses, [N, 2], over intervals that grow with the step, as on a log axis."""
         count = len(self.losses)
         ends = sorted({round(count ** (number / points)) for number in range(points + 1)}) if count else []
         starts = [0, *ends]
@@ -78,7 +78,7 @@ class History:
 
 
 def checkpoints_in(folder: Path) -> dict[int, Path]:
-    """By step, in order.
+    """Return the checkpoints of a folder by step, in order.
 
     Raises:
         ArgumentError: there are none.
@@ -97,7 +97,7 @@ def checkpoints_in(folder: Path) -> dict[int, Path]:
 
 
 def statistics_on(model: Transformer, tokenizer: Any) -> dict[str, Tensor]:
-    """The usual statistics and patterns on prose and code, [L, H] each."""
+    """Return the usual statistics and patterns on prose and code, [L, H] each."""
     device = next(model.parameters()).device
     with torch.no_grad(), hw.watch(model, tokenizer=tokenizer, pooled=None, patterns=True) as heads:
         for text in (PROSE, CODE):
@@ -109,7 +109,7 @@ def statistics_on(model: Transformer, tokenizer: Any) -> dict[str, Tensor]:
 
 
 def scores_of(model: Transformer, tokenizer: Any, probe: Probe) -> dict[str, Tensor]:
-    """All numbers of every head, [L, H] each.
+    """Return all statistics and scores of every head, [L, H] each.
 
     probe: random tokens said twice, on the model's device.
     """
@@ -141,7 +141,7 @@ def measured(
     roles: bool = True,
     options: dict[str, Any] | None = None,
 ) -> Specialisation:
-    """Every head at every checkpoint of a folder.
+    """Return the measurements of every head at every checkpoint of a folder.
 
     Args:
         roles: also what `headwise.roles` finds.
@@ -186,7 +186,7 @@ def measured(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """`python -m studies.checkpoints`"""
+    """Run `python -m studies.checkpoints`: measure the checkpoints of a folder and store the result."""
     parser = argparse.ArgumentParser(
         prog="python -m studies.checkpoints", description=(__doc__ or "").partition("\n")[0]
     )

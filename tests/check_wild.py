@@ -96,11 +96,7 @@ def expected_in(folder: Path) -> list[Expected]:
         Expected(
             row["file"],
             row["verdict"] == "right",
-            [
-                {key.strip() for key in faults.split(" + ")}
-                for faults in row["fault"].split("|")
-                if faults.strip()
-            ],
+            [{key.strip() for key in keys.split(" + ")} for keys in row["fault"].split("|") if keys.strip()],
         )
         for row in rows
     ]

@@ -45,7 +45,7 @@ class Refusal(NamedTuple):
 
     arguments: dict[str, Any]
     kind: type[Exception]
-    says: str
+    message: str
     of_maps: bool = True  # AttentionMap refuses it, too
 
 

@@ -73,7 +73,7 @@ WRITES: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "data": through_data,
     "numpy": through_numpy,
     "dlpack": through_dlpack,
-    "copy_": lambda into, what: into.copy_(what),
+    "copy_": lambda into, source: into.copy_(source),
 }
 every_write = pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 

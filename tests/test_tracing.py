@@ -291,7 +291,7 @@ FUNCTIONS: dict[str, tuple[Callable[[], nn.Module], Ask, tuple[Tensor, ...]]] = 
     "rope": (lambda: MultiHeadAttention(E, H, rope=hw.nn.Rope()), lambda m, x: m(x)[0], ()),
     "alibi": (lambda: MultiHeadAttention(E, H, alibi=True, causal=True), lambda m, x: m(x)[0], ()),
     "sinks": (lambda: MultiHeadAttention(E, H, sinks=True), lambda m, x: m(x)[0], ()),
-    "mask": (lambda: MultiHeadAttention(E, H), lambda m, x, seen: m(x, mask=seen)[0], (~CAUSAL,)),
+    "mask": (lambda: MultiHeadAttention(E, H), lambda m, x, mask: m(x, mask=mask)[0], (~CAUSAL,)),
     "weights": (
         lambda: MultiHeadAttention(E, H),
         lambda m, x: m(x)[1].dense().mean(1) @ m(x)[0],

@@ -15,7 +15,7 @@ import headwise as hw
 
 from .. import flex, peers
 from .. import problem as problems
-from ..problem import Problem, Seen
+from ..problem import Problem, Visibility
 from ..registry import OURS, Arm, Case, Prepared, Sizes, register
 from .attention import on_rows
 
@@ -59,8 +59,8 @@ def causal_padding(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Pr
     """Sequences from full length down to a quarter of it."""
     B, L = sizes["B"], sizes["L"]
     lengths = torch.linspace(L, L / 4, B).long().to(device)
-    seen: Seen = problems.all_of(problems.causal, problems.padding(lengths))
-    problem = problems.make(sizes, device, dtype, seen)
+    visible: Visibility = problems.all_of(problems.causal, problems.padding(lengths))
+    problem = problems.make(sizes, device, dtype, visible)
     q, k, v = problem.qkv
     mask = hw.Mask.padding(lengths)
     ours: Arm = lambda: hw.attention(q, k, v, mask=mask, causal=True)[0]  # noqa: E731

@@ -167,7 +167,7 @@ def window(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
     """A causal window, beside the same call without it."""
     W, cells = sizes["W"], sizes["cells"]
     problem = problems.make(sizes, device, dtype, problems.causal)
-    near = replace(problem, seen=problems.window(W))
+    near = replace(problem, visible=problems.window(W))
     return statistics_of(near, cells=cells, window=W).beside_look(
         WHOLE_CAUSAL, statistics_of(problem, cells=cells)
     )

@@ -180,7 +180,7 @@ class SelfAttention:
         rules = [problems.padding(self.lengths)] * self.padded
         if hidden is not None:
             rules.append(lambda at, keys: ~hidden[at, keys])
-        return Problem(q, k, v, seen=problems.all_of(*rules) if rules else None)
+        return Problem(q, k, v, visible=problems.all_of(*rules) if rules else None)
 
     def _gradients(self, x: Tensor, *exact: Tensor) -> tuple[Tensor, ...]:
         """Of x and the four parameters, one head after another: all at once would not fit."""

@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 import headwise as hw
 
 from .. import problem as problems
-from ..problem import Seen
+from ..problem import Visibility
 from ..registry import OURS, Apart, Arm, Pinned, Prepared, Sizes, Values
 
 SDPA, SDPA_CAUSAL = "SDPA", "SDPA, causal alone"
@@ -31,12 +31,12 @@ class SizedRule:
     """A rule for one size.
 
     options: of `hw.attention`, made anew for every call, as in a model's forward.
-    seen: the same as a formula; None: every key.
+    visible: the same as a formula; None: every key.
     is_causal: whether SDPA takes it as that word.
     """
 
     options: Callable[[], Mapping[str, Any]]
-    seen: Seen | None
+    visible: Visibility | None
     is_causal: bool = False
     softcap: float | None = None
     sinks: Tensor | None = None
@@ -60,14 +60,14 @@ def _window(q: Tensor) -> SizedRule:
 
 def _padded(q: Tensor) -> SizedRule:
     lengths = torch.full((q.shape[0],), q.shape[2] - q.shape[2] // 4, device=q.device)
-    seen = problems.all_of(problems.causal, problems.padding(lengths))
-    return SizedRule(lambda: {"mask": hw.Mask.causal() & hw.Mask.padding(lengths)}, seen)
+    visible = problems.all_of(problems.causal, problems.padding(lengths))
+    return SizedRule(lambda: {"mask": hw.Mask.causal() & hw.Mask.padding(lengths)}, visible)
 
 
 def _documents(q: Tensor) -> SizedRule:
     ids = torch.arange(q.shape[2], device=q.device) * 3 // q.shape[2]
-    seen = problems.all_of(problems.causal, problems.documents(ids))
-    return SizedRule(lambda: {"causal": True, "mask": hw.Mask.documents(ids)}, seen)
+    visible = problems.all_of(problems.causal, problems.documents(ids))
+    return SizedRule(lambda: {"causal": True, "mask": hw.Mask.documents(ids)}, visible)
 
 
 def _softcap(q: Tensor) -> SizedRule:
@@ -95,9 +95,9 @@ def called(sizes: Sizes, device: torch.device, dtype: torch.dtype, rule: str) ->
     """One rule, the map that comes along not looked at."""
     plain = problems.make(sizes, device, dtype)
     call_rule = RULES[rule][1](plain.q)
-    problem = replace(plain, seen=call_rule.seen, softcap=call_rule.softcap, sinks=call_rule.sinks)
+    problem = replace(plain, visible=call_rule.visible, softcap=call_rule.softcap, sinks=call_rule.sinks)
     (q, k, v), rows = problem.qkv, problems.some_rows(problem)
-    mask = None if call_rule.seen is None or call_rule.is_causal else problem.mask()
+    mask = None if call_rule.visible is None or call_rule.is_causal else problem.mask()
 
     def part(output: Tensor) -> Values:
         return {"output": output[:, :, rows]}
@@ -112,6 +112,6 @@ def called(sizes: Sizes, device: torch.device, dtype: torch.dtype, rule: str) ->
     truth: Callable[[], Values] = lambda: {"output": problem.output(rows)}  # noqa: E731
     if alike:
         return Prepared(pinned, truth, part)
-    causal = replace(plain, seen=problems.causal)
+    causal = replace(plain, visible=problems.causal)
     apart = {peer: Apart(lambda: {"output": causal.output(rows)}, part)}
     return Prepared(pinned, truth, part, lambda: {"output": problem.output(rows, dtype)}, apart)

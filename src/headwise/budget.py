@@ -99,11 +99,11 @@ def gpu_bytes(device: torch.device) -> int:
     return total
 
 
-def check(size: int, device: torch.device, what: str, instead: str, allowed: int | None = None) -> None:
+def check(size: int, device: torch.device, result: str, instead: str, allowed: int | None = None) -> None:
     """Raise `BudgetExceeded` if `size` bytes are over the budget.
 
     Args:
-        what: what would be allocated, with its shape; for the message.
+        result: the tensor that would be allocated, with its shape; for the message.
         instead: what the caller can do with less memory; for the message.
         allowed: a budget for this call alone.
     """
@@ -115,6 +115,6 @@ def check(size: int, device: torch.device, what: str, instead: str, allowed: int
         allowed = bytes_allowed(device)
     if size > allowed:
         raise BudgetExceeded(
-            f"{what} must fit the memory budget: {readable(size)} > {readable(allowed)}; {instead}, "
+            f"{result} must fit the memory budget: {readable(size)} > {readable(allowed)}; {instead}, "
             f'or raise it: with headwise.budget.limit("{readable(size)}")'
         )

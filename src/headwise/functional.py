@@ -288,4 +288,4 @@ def why(
     check_dropout(dropout)
     call = first_pass.call_of(scores, v, dropout, () if statistics is None else _names(statistics))
     chosen = backends.choose(call, backend)
-    return Why(chosen.name, chosen.how(call), backends.verdicts(call), backend, cannot(scores))
+    return Why(chosen.name, chosen.description(call), backends.verdicts(call), backend, cannot(scores))

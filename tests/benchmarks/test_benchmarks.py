@@ -103,7 +103,7 @@ def test_beside_a_peer_a_yardstick_counts_where_it_is_further_off() -> None:
     }
 
 
-RULES: dict[str, tuple[problems.Seen | None, hw.Mask]] = {
+RULES: dict[str, tuple[problems.Visibility | None, hw.Mask]] = {
     "full": (None, hw.Mask()),
     "causal": (problems.causal, hw.Mask.causal()),
     "window": (problems.window(3), hw.Mask.window(3)),

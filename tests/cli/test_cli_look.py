@@ -592,7 +592,7 @@ def test_what_does_not_go_together_is_refused(capsys: pytest.CaptureFixture[str]
 def test_a_folder_that_takes_nothing_is_refused_at_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headwise.whole_files.os.access", lambda place, how: False)
+    monkeypatch.setattr("headwise.whole_files.os.access", lambda place, mode: False)
     assert "out must be writable: nothing can be put into '" in mistake(capsys, "a b")
 
 

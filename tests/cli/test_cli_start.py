@@ -215,8 +215,8 @@ def test_ctrl_c_while_the_command_line_itself_is_loaded_is_130(tmp_path: Path) -
 def test_it_ends_at_once_in_an_import_alone_and_not_while_a_file_is_half_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[bool] = []
-    monkeypatch.setattr(sys, "looks", lambda: seen.append(may_just_end(sys._getframe())), raising=False)
+    answers: list[bool] = []
+    monkeypatch.setattr(sys, "looks", lambda: answers.append(may_just_end(sys._getframe())), raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "imported_at_rest.py").write_text("import sys\nsys.looks()\n")
     (tmp_path / "imported_in_between.py").write_text("import sys\nsys.looks()\n")
@@ -225,7 +225,7 @@ def test_it_ends_at_once_in_an_import_alone_and_not_while_a_file_is_half_written
         half.touch()
         assert half_written == {half}
         import_module("imported_in_between")
-    assert seen == [True, False] and half_written == set()
+    assert answers == [True, False] and half_written == set()
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="by design: no such device there")

@@ -963,29 +963,31 @@ class Finished:
     """Shards of which only it counts that they are there."""
 
     def __init__(self) -> None:
-        self.there: set[int] = set()
+        self.numbers: set[int] = set()
 
     def has(self, number: int) -> bool:
-        return number in self.there
+        return number in self.numbers
 
     def finished(self) -> set[int]:
-        return set(self.there)
+        return set(self.numbers)
 
 
 def test_whoever_is_free_takes_the_next_block_and_those_of_who_is_lost() -> None:
     store, finished = Counter(), Finished()
-    finished.there = {3}
+    finished.numbers = {3}
     first, two = (
         shards.blocks(11, finished, shards.Group(store, rank, 2), patience=0.01) for rank in range(2)
     )
     handled = [next(first), next(two)]
-    finished.there.add(handled[0])
+    finished.numbers.add(handled[0])
     handled.append(next(first))
     assert handled == [0, 1, 2]
-    finished.there.add(2)
-    rest = [number for number in first if not finished.there.add(number)]  # the other is never heard of again
+    finished.numbers.add(2)
+    rest = [
+        number for number in first if not finished.numbers.add(number)
+    ]  # the other is never heard of again
     assert rest == [4, 5, 6, 7, 8, 9, 10, 1]
-    finished.there.remove(7)
+    finished.numbers.remove(7)
     assert list(shards.blocks(11, finished, None)) == [7]
 
 
@@ -994,7 +996,7 @@ def test_where_the_store_is_lost_each_goes_on_by_the_folder(capsys: pytest.Captu
     done = []
     for number in shards.blocks(7, finished, shards.Group(Counter(lost_after=2), 1, 2), patience=60):
         done.append(number)
-        finished.there.add(number)
+        finished.numbers.add(number)
     assert sorted(done) == list(range(7)) and done[:2] == [0, 1]
     message = "survey: rank 1 continues without the store, which is lost: connection reset\n"
     assert capsys.readouterr().err == message

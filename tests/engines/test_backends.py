@@ -99,7 +99,7 @@ def assert_exact(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any], **mor
 # Who runs it
 
 
-WHO: dict[str, tuple[dict[str, Any], str, str]] = {
+CALLS: dict[str, tuple[dict[str, Any], str, str]] = {
     "nothing hidden": ({}, "flash", "in one call"),
     "causal": ({"causal": True}, "flash", "in two calls, the past and the diagonal"),
     "window": ({"window": 3}, "flash", "in one call"),
@@ -126,9 +126,9 @@ WHO: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WHO, ids=lambda name: name.replace(" ", "-"))
+@pytest.mark.parametrize("name", CALLS, ids=lambda name: name.replace(" ", "-"))
 def test_why_names_who_runs_a_call_and_how(name: str) -> None:
-    options, backend, way = WHO[name]
+    options, backend, way = CALLS[name]
     answer = hw.why(*qkv(), **options)
     assert answer.backend == backend and answer.how == way
     assert str(answer).splitlines()[0] == f"{backend} runs this call, {way}."
@@ -182,7 +182,7 @@ def test_why_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for backend in backends.BACKENDS:
         monkeypatch.setattr(type(backend), "forward", ran)
-    for options, _, _ in WHO.values():
+    for options, _, _ in CALLS.values():
         hw.why(*qkv(), **options)
 
 
@@ -441,10 +441,10 @@ def a_call(**options: Any) -> Call:
 def test_auto_takes_the_first_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
     class Fake(Capped):
         def __init__(self, name: str, message: str | None) -> None:
-            self.name, self.says = name, message
+            self.name, self.reason = name, message
 
         def cannot(self, call: Call) -> str | None:
-            return self.says
+            return self.reason
 
     monkeypatch.setattr(backends, "BACKENDS", (Fake("a", "no"), Fake("b", None), Fake("c", None)))
     assert backends.choose(a_call()).name == "b"

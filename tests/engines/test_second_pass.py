@@ -80,25 +80,25 @@ def test_any_part_equals_that_part_of_the_whole(case: Case, data: st.DataObject)
 
 
 @pytest.mark.thinned(keep=["one tile"])
-@given(case=cases(), dtype=st.sampled_from(DTYPES), what=st.sampled_from(["dense", "mean", "part"]))
+@given(case=cases(), dtype=st.sampled_from(DTYPES), part=st.sampled_from(["dense", "mean", "part"]))
 def test_gradients_through_weights_are_as_exact_as_plain_torch(
-    case: Case, dtype: torch.dtype, what: str
+    case: Case, dtype: torch.dtype, part: str
 ) -> None:
     columns = [0, -1, 0]
 
     def looked_at(weights: Tensor) -> Tensor:
-        if what == "mean":
+        if part == "mean":
             return weights.mean(1)
-        return weights if what == "dense" else weights[:, :, ::2][..., columns]
+        return weights if part == "dense" else weights[:, :, ::2][..., columns]
 
     def ours_looks(w: hw.AttentionMap) -> Tensor:
-        if what == "mean":
+        if part == "mean":
             return w.mean_heads()
-        return w.dense() if what == "dense" else w.select(queries=slice(None, None, 2), keys=columns).dense()
+        return w.dense() if part == "dense" else w.select(queries=slice(None, None, 2), keys=columns).dense()
 
     ours, plain = case.to(dtype).with_gradients(), case.to(dtype).with_gradients()
     truth = case.to(dtype).to(torch.float64).with_gradients()
-    actual = ours_looks(map_of(ours, known_lse=what != "part"))
+    actual = ours_looks(map_of(ours, known_lse=part != "part"))
     random = torch.Generator().manual_seed(3)
     pull = torch.randn(actual.shape, generator=random, dtype=torch.float64).to(dtype)
     actual.backward(pull)

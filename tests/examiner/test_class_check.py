@@ -161,35 +161,35 @@ def test_links_pipes_and_giants_are_refused_before_they_are_read(
 
 HEAD = "import glob, importlib, os, runpy, sys\nfrom pathlib import Path\nHERE = os.path.dirname(__file__)\n"
 CLASS = "\nclass MultiHeadAttention({base}):\n    def forward(self, query, key, value):\n        {body}\n"
-TAKEN = CLASS.format(base="Taken", body="return super().forward(query, key, value)")
+INHERITED = CLASS.format(base="Taken", body="return super().forward(query, key, value)")
 ATTACKS: dict[str, str] = {
     "listed": HEAD + """
         for name in sorted(os.listdir(HERE)):
             if name == "anna.py":
                 Taken = runpy.run_path(os.path.join(HERE, name))["MultiHeadAttention"]
-        """ + TAKEN,
+        """ + INHERITED,
     "globbed": HEAD + """
         (path,) = glob.glob(os.path.join(HERE, "**", "ann*.py"), recursive=True)
         Taken = runpy.run_path(path)["MultiHeadAttention"]
-        """ + TAKEN,
+        """ + INHERITED,
     "executed": HEAD + """
         space = {}
         exec((Path(__file__).parent / "anna.py").read_text(), space)
         Taken = space["MultiHeadAttention"]
-        """ + TAKEN,
+        """ + INHERITED,
     "executed by its whole path": HEAD + """
         Taken = runpy.run_path("FOLDER/anna.py")["MultiHeadAttention"]
-        """ + TAKEN,
+        """ + INHERITED,
     "imported by a name that is put together": HEAD + """
         sys.path.append("FOLDER")
         Taken = importlib.import_module("an" + "na").MultiHeadAttention
-        """ + TAKEN,
+        """ + INHERITED,
     "searched for on the whole system": HEAD + """
         for here, _, files in os.walk("/tmp"):
             for name in files:
                 if name == "anna.py":
                     Taken = runpy.run_path(os.path.join(here, name))["MultiHeadAttention"]
-        """ + TAKEN,
+        """ + INHERITED,
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import io
 import json
@@ -550,6 +551,36 @@ def forgeries(tmp_path_factory: pytest.TempPathFactory, one_template: Template) 
         Path(report.path or "").stem: report
         for report in check_files(named, seconds=5, template=one_template)
     }
+
+
+def names_attacked(source: str) -> tuple[set[str], set[str]]:
+    """Return the functions and the local variables that a forgery looks for in the frames of the examiner."""
+    functions, variables = set[Any](), set[Any]()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Compare) and ast.unparse(node.left).endswith("f_code.co_name"):
+            functions |= {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+        elif isinstance(node, ast.Compare) and ast.unparse(node.comparators[0]).endswith("f_locals"):
+            variables |= {each.value for each in ast.walk(node.left) if isinstance(each, ast.Constant)}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("f_locals.get"):
+            variables |= {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+    return functions, variables
+
+
+def test_forgeries_look_for_functions_and_variables_that_the_examiner_has() -> None:
+    """Four looked for names that the examiner had no longer, so that they attacked nothing."""
+    examiner: dict[str, set[str]] = {}  # function -> its local variables
+    for file in Path(template.__file__).parents[1].rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+                examiner.setdefault(node.name, set()).update(names)
+    attacks = {file.stem: names_attacked(file.read_text("utf-8")) for file in FORGERIES.glob("*.py")}
+    assert attacks["08_frame_locals"] == ({"findings"}, {"results"})
+    aimed = {name: attack for name, attack in attacks.items() if all(attack)}
+    assert len(aimed) >= 4
+    for name, (functions, variables) in aimed.items():
+        assert functions <= examiner.keys(), name
+        assert variables <= set().union(*(examiner[function] for function in functions)), name
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from planted import (
     SAME_NUMBERS,
     STYLES,
 )
-from planted.broken import SOURCES, WHAT
+from planted.broken import MESSAGES, SOURCES
 from planted.pairs import LEFT_OUT, PAIRS
 
 B, T, E, H = 3, 7, 24, 4
@@ -81,7 +81,7 @@ def test_every_broken_script_is_told_the_line_it_breaks_at(tmp_path: Path, one_t
     not_judged = {name: report.summary for name, report in reports.items() if report.verdict == "not judged"}
     assert set(not_judged) == NOT_JUDGED, not_judged
     assert not [name for name, report in reports.items() if report.ok]
-    for name, (line, error, _) in WHAT.items():
+    for name, (line, error, _) in MESSAGES.items():
         problems = [(problem.kind, problem.line) for problem in reports[name].problems]
         if error and name != "no forward":
             assert problems == [(error.replace("IndentationError", "SyntaxError"), line)], name

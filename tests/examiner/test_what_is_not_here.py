@@ -123,7 +123,7 @@ def test_devices_that_are_not_here_are_the_cpu() -> None:
     assert asks_for_gpu("x.cuda()") and not asks_for_gpu("x = 1")
     with OnCPU() as mode:
         assert torch.zeros(2, device="cuda").to(torch.device("cuda", 1)).cuda().to(0).device.type == "cpu"
-        assert mode.met and torch.nn.Linear(2, 2, device="cuda").to("cuda").weight.device.type == "cpu"
+        assert mode.used and torch.nn.Linear(2, 2, device="cuda").to("cuda").weight.device.type == "cpu"
         assert torch.zeros(2, device="meta").device.type == "meta"
 
 

@@ -296,16 +296,16 @@ def test_a_shared_layer_is_ablated_at_every_visit_or_at_one() -> None:
     model = albert()
     path = "encoder.albert_layer_groups.0.albert_layers.0.attention"
 
-    def outputs(*layers: str) -> ByLayer[Tensor]:
+    def without(*layers: str) -> ByLayer[Tensor]:
         with torch.no_grad(), ablate(model, [(layer, 2) for layer in layers]), collect(model) as outputs:
             model(tokens())
         return outputs
 
-    plain = outputs()
+    plain = without()
     assert plain.paths == [path, f"{path}#1", f"{path}#2"] and list(plain) == [0, 1, 2]
-    assert [not each[:, 2].any() for each in outputs(path).values()] == [True, True, True]
-    assert [not each[:, 2].any() for each in outputs(f"{path}#1").values()] == [False, True, False]
-    assert [not each[:, 2].any() for each in outputs(f"{path}#0", f"{path}#2").values()] == [
+    assert [not each[:, 2].any() for each in without(path).values()] == [True, True, True]
+    assert [not each[:, 2].any() for each in without(f"{path}#1").values()] == [False, True, False]
+    assert [not x[:, 2].any() for x in without(f"{path}#0", f"{path}#2").values()] == [
         True,
         False,
         True,

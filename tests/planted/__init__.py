@@ -28,7 +28,7 @@ PLANTED = [
 ]
 
 NOT_POSSIBLE = {
-    (fault, style): why for style, room in STYLES.items() for fault, why in room.NOT_POSSIBLE.items()
+    (fault, style): reason for style, room in STYLES.items() for fault, reason in room.NOT_POSSIBLE.items()
 }
 """Faults that a style cannot have, and why. No style can show "mask on the wrong device" on one device."""
 

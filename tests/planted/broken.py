@@ -1,7 +1,8 @@
 """Scripts that do not run, or run and crash, as text: each is written to a file and given to the examiner.
 
-`SOURCES` maps a name to the text; `WHAT` says what is wrong with it and on which line, counted from 1 (None
-where no line is to blame). A script that ends with a call crashes when it is run, the others when called.
+`SOURCES` maps a name to the text; `MESSAGES` says what is wrong with it and on which line, counted from 1
+(None where no line is to blame). A script that ends with a call crashes when it is run, the others when
+called.
 """
 
 UNDEFINED_F = """\
@@ -616,7 +617,7 @@ SOURCES: dict[str, str] = {
     "no attention here": NO_ATTENTION_HERE,
 }
 
-WHAT: dict[str, tuple[int | None, str, str]] = {
+MESSAGES: dict[str, tuple[int | None, str, str]] = {
     "undefined F": (25, "NameError", "torch.nn.functional was never imported as F"),
     "undefined batch_size": (17, "NameError", "x.shape was never unpacked"),
     "missing import of torch": (21, "NameError", "only nn was imported from torch"),

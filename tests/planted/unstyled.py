@@ -335,7 +335,7 @@ class WithACache(nn.Module):
         self.c_attn = nn.Linear(n_embd, 3 * n_embd)
         self.c_proj = nn.Linear(n_embd, n_embd)
 
-    def seen(self, T, S):
+    def visible(self, T, S):
         return torch.ones(T, S, dtype=torch.bool).tril(diagonal=S - T)
 
     def joined(self, past, new):
@@ -348,13 +348,13 @@ class WithACache(nn.Module):
         if layer_past is not None:
             k, v = self.joined(layer_past[0], k), torch.cat([layer_past[1], v], dim=2)
         scores = q @ k.mT / math.sqrt(k.size(-1))
-        scores = scores.masked_fill(~self.seen(q.size(2), k.size(2)), float("-inf"))
+        scores = scores.masked_fill(~self.visible(q.size(2), k.size(2)), float("-inf"))
         heads = scores.softmax(-1) @ v
         return self.c_proj(heads.transpose(1, 2).flatten(2)), (k, v)
 
 
 class CacheUnderTheFirstTriangle(WithACache):
-    def seen(self, T, S):
+    def visible(self, T, S):
         return torch.ones(T, S, dtype=torch.bool).tril()
 
 
@@ -374,12 +374,12 @@ class CacheForOneToken(WithACache):
     """Right for one new token; several see each other."""
 
     def forward(self, x, layer_past=None):
-        self.seen = super().seen if layer_past is None else lambda T, S: torch.ones(T, S).bool()
+        self.visible = super().visible if layer_past is None else lambda T, S: torch.ones(T, S).bool()
         return super().forward(x, layer_past)
 
 
 class CacheThatCrashes(WithACache):
-    def seen(self, T, S):
+    def visible(self, T, S):
         return torch.ones(T, T, dtype=torch.bool).tril()
 
 

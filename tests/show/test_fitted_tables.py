@@ -79,8 +79,8 @@ def left_out(text: str) -> set[str]:
 def whole(text: str, numbers: list[str], width: int) -> bool:
     """Whether every number is there, as often as it should be, and nothing is cut or too wide."""
     words = Counter(word.strip("(),;:") for word in text.split())
-    there = all(words[number] >= count for number, count in Counter(numbers).items())
-    return there and "…" not in text and all(cell_len(line) <= width for line in text.splitlines())
+    complete = all(words[number] >= count for number, count in Counter(numbers).items())
+    return complete and "…" not in text and all(cell_len(line) <= width for line in text.splitlines())
 
 
 @pytest.mark.parametrize("paths", [False, True])
@@ -329,7 +329,7 @@ def test_why_heads_rest_is_said_where_a_third_of_them_do() -> None:
     sentences = as_sentences(many)
     assert sentences[-1] == SINKS_EXPLAINED and len(sentences) == 5
     assert all(
-        who in SINKS_EXPLAINED
-        for who in ("sum to 1", "many trained models", "Clark 2019", "Kobayashi 2020", "Xiao 2024", "Gu")
+        source in SINKS_EXPLAINED
+        for source in ("sum to 1", "many trained models", "Clark 2019", "Kobayashi 2020", "Xiao 2024", "Gu")
     )
     assert as_sentences([]) == []

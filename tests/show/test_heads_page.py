@@ -327,11 +327,11 @@ def test_every_sequence_is_a_reading_without_its_padding() -> None:
     real = torch.ones(2, 7, dtype=torch.bool)
     real[0, :2] = False  # padded on the left
     real[1, 5:] = False  # and on the right
-    seen = weights * real[:, None, None, :]
-    seen = seen / seen.sum(-1, keepdim=True)
+    visible = weights * real[:, None, None, :]
+    visible = visible / visible.sum(-1, keepdim=True)
     mask = Mask.padding(real) & Mask(queries=real)
     heads = Heads()
-    heads.add("a", record(seen, mask=mask, marks=Marks(torch.arange(14).view(2, 7))))
+    heads.add("a", record(visible, mask=mask, marks=Marks(torch.arange(14).view(2, 7))))
     heads.tokens = [[f"{row}{at}" for at in range(7)] for row in "xy"]
     opened = of(heads, text=["first", "second"])
     readings = opened.data["sources"][0]["readings"]
@@ -340,7 +340,9 @@ def test_every_sequence_is_a_reading_without_its_padding() -> None:
         call = opened.call(reading=number)
         assert (call["queries"], call["keys"], call["left_out"]) == (5, 5, 2)
         assert opened.tokens(reading=number)[0] == heads.tokens[number][own]
-        assert all(is_near(opened.cells(0, head, number), seen[number, head, own, own]) for head in range(3))
+        assert all(
+            is_near(opened.cells(0, head, number), visible[number, head, own, own]) for head in range(3)
+        )
         entropy = readings[number]["heads"][1]["numbers"]["entropy"]
         assert entropy == pytest.approx(float(heads["a"].calls[0].rows["entropy"][number, 1]), rel=1e-4)
     alone = of(heads, batch=-1, text="second")
@@ -749,8 +751,8 @@ def test_an_image_is_of_one_sequence() -> None:
 # Sizes
 
 
-def report(what: str, began: float, size: int) -> None:
-    print(f"{what}: {size / 1e6:.2f} MB in {time.perf_counter() - began:.1f} s")  # noqa: T201 - with pytest -s
+def report(title: str, began: float, size: int) -> None:
+    print(f"{title}: {size / 1e6:.2f} MB in {time.perf_counter() - began:.1f} s")  # noqa: T201 - with pytest -s
 
 
 @pytest.mark.slow

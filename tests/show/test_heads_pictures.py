@@ -341,8 +341,8 @@ VISION = {  # Machado 2009, without one kind of cone
 @pytest.mark.parametrize("vision", VISION)
 def test_colours_of_labels_are_told_apart_by_everybody(vision: str) -> None:
     assert OF_LABEL.keys() == {entry.name for entry in LABELS}
-    seen = [lab(numpy.array(VISION[vision]) @ linear(colour)) for colour in OF_LABEL.values()]
-    assert min(numpy.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2)) > 12
+    perceived = [lab(numpy.array(VISION[vision]) @ linear(colour)) for colour in OF_LABEL.values()]
+    assert min(numpy.linalg.norm(a - b) for a, b in itertools.combinations(perceived, 2)) > 12
 
 
 def test_labels_can_be_read_on_white() -> None:

@@ -113,8 +113,8 @@ def heard(page: Page, text: str, off: Sequence[tuple[int, int]] = ()) -> dict[st
     return page.wait(f"heard.some({like}) && {last}")
 
 
-def log(what: str) -> None:
-    sys.stdout.write(f"{what}\n")  # seen with -s
+def log(line: str) -> None:
+    sys.stdout.write(f"{line}\n")  # seen with -s
 
 
 def apart(page: Sequence[float], truth: torch.Tensor) -> float:

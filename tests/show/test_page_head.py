@@ -129,13 +129,13 @@ def plain(folder: Path, **more: Any) -> Path:
 # What tests do with them
 
 
-def opened(browser: Browser, path: Path, fragment: str = "", **how: Any) -> Page:
-    page = browser.open(path, fragment=fragment, **how)
+def opened(browser: Browser, path: Path, fragment: str = "", **options: Any) -> Page:
+    page = browser.open(path, fragment=fragment, **options)
     page.wait("document.querySelector('#one-head').dataset.drawn !== undefined")
     return page
 
 
-def point(page: Page, selector: str, x: float, y: float, kind: str = "mouseMoved", **how: Any) -> None:
+def point(page: Page, selector: str, x: float, y: float, kind: str = "mouseMoved", **options: Any) -> None:
     """The mouse, at a share of what the selector finds."""
     box = page.evaluate(
         f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
@@ -143,7 +143,7 @@ def point(page: Page, selector: str, x: float, y: float, kind: str = "mouseMoved
         "return [b.left, b.top, b.width, b.height]; })()"
     )
     at = {"x": box[0] + box[2] * x, "y": box[1] + box[3] * y}
-    page.ask("Input.dispatchMouseEvent", type=kind, button=how.pop("button", "none"), **at, **how)
+    page.ask("Input.dispatchMouseEvent", type=kind, button=options.pop("button", "none"), **at, **options)
 
 
 def cell(page: Page, row: int, column: int, shape: tuple[int, int]) -> None:

@@ -99,9 +99,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Made, Path]:
     return made, made.save(path, training=specialisation(), effects=made.effects)
 
 
-def opened(browser: Browser, path: Path, fragment: str, **how: Any) -> Page:
+def opened(browser: Browser, path: Path, fragment: str, **options: Any) -> Page:
     """The page, at the views."""
-    page = browser.open(path, fragment=fragment, **how)
+    page = browser.open(path, fragment=fragment, **options)
     page.evaluate("document.querySelector('#more').scrollIntoView()")
     page.wait("document.querySelector('[role=tabpanel]:not([hidden])')?.childElementCount > 0")
     return page
@@ -165,7 +165,7 @@ def test_tabs_are_gone_through_with_the_arrow_keys_and_the_address_remembers_the
 ) -> None:
     page = opened(browser, whole[1], "")
     page.evaluate("document.querySelector('#tab-flip').focus()")
-    seen = []
+    tabs = []
     for key, code in [
         ("ArrowRight", 39),
         ("ArrowRight", 39),
@@ -174,10 +174,10 @@ def test_tabs_are_gone_through_with_the_arrow_keys_and_the_address_remembers_the
         ("ArrowLeft", 37),
     ]:
         page.press(key, code)
-        seen.append(page.evaluate("document.activeElement.dataset.tab"))
-        assert page.evaluate("new URLSearchParams(location.hash.slice(1)).get('tab')") == seen[-1]
+        tabs.append(page.evaluate("document.activeElement.dataset.tab"))
+        assert page.evaluate("new URLSearchParams(location.hash.slice(1)).get('tab')") == tabs[-1]
         assert page.count("[role=tabpanel]:not([hidden])") == 1
-    assert seen == ["compare", "diversity", "numbers", "flip", "numbers"]
+    assert tabs == ["compare", "diversity", "numbers", "flip", "numbers"]
     again = opened(browser, whole[1], page.evaluate("location.hash"))
     assert again.evaluate("document.querySelector('[role=tab][aria-selected=true]').dataset.tab") == "numbers"
 
@@ -248,8 +248,8 @@ def test_a_row_of_a_flip_is_read_by_pointing_at_it_and_by_arrow_keys(
     page.press("ArrowUp", 38)
     row, _ = row_read(page, "flip")
     assert row == start - 1
-    here = apart(as_held(first)[row], as_held(second)[row])
-    assert f"change {here:.3f} nats" in page.text("#panel-flip .pm-said")
+    change = apart(as_held(first)[row], as_held(second)[row])
+    assert f"change {change:.3f} nats" in page.text("#panel-flip .pm-said")
 
 
 def test_words_without_a_partner_are_not_compared(browser: Browser, tmp_path: Path) -> None:

@@ -95,8 +95,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written(tmp_path_factory.mktemp("wall") / "large.html", 32, 32, 61)
 
 
-def opened(browser: Browser, path: Path, fragment: str = "", **how: Any) -> Page:
-    page = browser.open(path, fragment=fragment, **how)
+def opened(browser: Browser, path: Path, fragment: str = "", **options: Any) -> Page:
+    page = browser.open(path, fragment=fragment, **options)
     page.wait("document.documentElement.dataset.ready === 'true'")
     return page
 
@@ -161,14 +161,14 @@ def test_only_thumbnails_near_the_window_are_drawn(browser: Browser, large: Path
     assert 20 < count < 500
     near = "b => b.top < innerHeight + 210 && b.bottom > -210"
     assert page.evaluate(f"{drawn}.map(c => c.getBoundingClientRect()).every({near})")
-    seen = (
+    are_drawn = (
         "[...document.querySelectorAll('#wall .thumb')].filter(c => { const b = c.getBoundingClientRect(); "
         "return b.bottom > 0 && b.top < innerHeight; }).every(c => c.dataset.drawn)"
     )
-    assert page.evaluate(seen)
+    assert page.evaluate(are_drawn)
     for layer in range(0, 32, 3):
         page.evaluate(f'''document.querySelector('[data-head="{layer}.7"]').scrollIntoView()''')
-        page.wait(seen)
+        page.wait(are_drawn)
     line = "document.querySelector('#wall .wall-line')"  # the first one is far away by now, and was released
     assert page.evaluate(f"[{line}.querySelector('canvas').width, {line}.querySelector('[data-drawn]')]") == [
         0,
@@ -217,7 +217,7 @@ def test_labels_and_words_choose_which_heads_are_shown(page: Page) -> None:
     assert names(page) == [name for name in ALL if (int(name[0]) + int(name[2])) % 3 == 1]
     assert page.text("#wall .count") == "5 of 15 heads" and page.text('.chip[data-label="sink"] .many') == "5"
     page.click('.chip[data-label="sink"]')
-    for words, there in {
+    for words, expected in {
         "1.3": ["1.3"],
         "1.": [name for name in ALL if name[0] == "1"],
         "Layer 2": [name for name in ALL if name[0] == "2"],
@@ -227,7 +227,7 @@ def test_labels_and_words_choose_which_heads_are_shown(page: Page) -> None:
         "zebra": [],
     }.items():
         type_in(page, "#wall-search", words)
-        assert names(page) == there, words
+        assert names(page) == expected, words
     assert page.text("#wall .none").startswith("No head matches “zebra”")
     page.click("#wall .none button")
     assert names(page) == ALL

@@ -25,7 +25,7 @@ from trained import mini, minilm
 
 pytestmark = pytest.mark.slow
 
-HE, SHE = (f"The nurse said that {who} left because {who} was tired" for who in ("he", "she"))
+HE, SHE = (f"The nurse said that {pronoun} left because {pronoun} was tired" for pronoun in ("he", "she"))
 NASTY = "</script><img src=x onerror=alert(1)>"
 TAB, RIGHT, DOWN = ("Tab", 9), ("ArrowRight", 39), ("ArrowDown", 40)
 PAINTED = "new Promise(go => requestAnimationFrame(() => setTimeout(go, 100)))"  # anew, in other colours
@@ -44,8 +44,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return written
 
 
-def opened(browser: Browser, path: Path, fragment: str = "", **how: Any) -> Page:
-    page = browser.open(path, fragment=fragment, **how)
+def opened(browser: Browser, path: Path, fragment: str = "", **options: Any) -> Page:
+    page = browser.open(path, fragment=fragment, **options)
     page.wait("document.documentElement.dataset.ready === 'true'")
     if path.stem == "mini":
         page.wait("document.querySelectorAll('#alive-words button').length === 10")

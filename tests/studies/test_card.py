@@ -27,7 +27,7 @@ TRAINING = {
 
 
 def a_source(**changes: Any) -> Source:
-    book = {"name": "Book", "version": "1.2.3", "what": "chapters", "licence": "public domain"}
+    book = {"name": "Book", "version": "1.2.3", "content": "chapters", "licence": "public domain"}
     return dataclasses.replace(SOURCES[0], **(book | changes))
 
 
@@ -80,7 +80,7 @@ def test_the_card_says_what_was_read_how_it_was_trained_and_what_heads_do() -> N
     [
         ({"life": a_life(fingerprint="17ab")}, "checkpoints must be of this model: .* weights 17ab, these"),
         ({"probed": probed(fingerprint="19cd")}, "probes must be of this model: measured with weights 19cd"),
-        ({"sources": [a_source(what="verses")]}, "today's sources: Book, verses is not in it"),
+        ({"sources": [a_source(content="verses")]}, "today's sources: Book, verses is not in it"),
     ],
     ids=["checkpoints", "probes", "sources"],
 )

@@ -119,11 +119,11 @@ def by_claim(rows: Any) -> dict[str, Claim]:
 
 def test_roles_decide_what_holds_in_general(monkeypatch: pytest.MonkeyPatch) -> None:
     roles = some_roles(
-        a_role("verb > subject", 0, found=True),
-        a_role("verb > far subject", 1, found=False),
-        a_role("pronoun > antecedent", 1, found=True),
-        a_role("noun > earlier related noun", 1, found=True, by_distance={6: (0.3, 20)}),
-        a_role("relative pronoun > antecedent", 1, found=False),
+        a_role("verb > subject", 0, is_found=True),
+        a_role("verb > far subject", 1, is_found=False),
+        a_role("pronoun > antecedent", 1, is_found=True),
+        a_role("noun > earlier related noun", 1, is_found=True, by_distance={6: (0.3, 20)}),
+        a_role("relative pronoun > antecedent", 1, is_found=False),
     )
     monkeypatch.setattr(hw, "roles", lambda *arguments, **options: some_roles())
     rows = by_claim(of_roles(Subject(tiny(), Letters(), roles)))
@@ -148,7 +148,7 @@ def test_every_claim_gets_a_row_with_a_verdict(kind: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(hw, "roles", lambda *arguments, **options: some_roles())
     monkeypatch.setattr(claimed_sentence, "DRAWS", 7)
     causal = kind == "decoder"
-    roles = some_roles(a_role("verb > subject", 0, found=True), causal=causal)
+    roles = some_roles(a_role("verb > subject", 0, is_found=True), causal=causal)
     actual = claims.claims(tiny(kind), Letters(), "tiny", roles=roles)
     assert actual["heads"] == 6 and actual["causal"] is causal
     assert {row["verdict"] for row in actual["claims"]} <= VERDICTS
@@ -203,16 +203,16 @@ def test_effects_are_kept_role_by_role_and_gone_on_with(
 
     monkeypatch.setattr(hw, "role_effects", counted)
     monkeypatch.setattr(effects, "load", lambda *name: (tiny(), Letters(), "tiny"))
-    first = a_role("verb > auxiliary", 0, found=True)
+    first = a_role("verb > auxiliary", 0, is_found=True)
     roles, out = tmp_path / "roles.json", ["--out", str(tmp_path)]
-    roles.write_text(some_roles(first, a_role("noun > nothing", 1, found=True)).to_json())
+    roles.write_text(some_roles(first, a_role("noun > nothing", 1, is_found=True)).to_json())
     assert effects.main(["--model", "tiny", *out, "--roles", str(roles)]) == 0
     assert ran == ["verb > auxiliary", "noun > nothing"]
     assert "form after an auxiliary" in capsys.readouterr().out
-    roles.write_text(some_roles(first, a_role("relative pronoun > antecedent", 1, found=True)).to_json())
+    roles.write_text(some_roles(first, a_role("relative pronoun > antecedent", 1, is_found=True)).to_json())
     assert effects.main(["--model", "tiny", *out, "--roles", str(roles)]) == 0
     assert ran[2:] == ["relative pronoun > antecedent"]
-    roles.write_text(some_roles(a_role("verb > auxiliary", 1, found=False)).to_json())
+    roles.write_text(some_roles(a_role("verb > auxiliary", 1, is_found=False)).to_json())
     also = ["--also", "verb > auxiliary"]
     assert effects.main(["--model", "tiny", *out, "--roles", str(roles), *also]) == 0
     assert "verb > auxiliary (not found), form after" in capsys.readouterr().out

@@ -44,7 +44,7 @@ def test_every_source_is_pinned_and_says_its_licence() -> None:
         assert source.version in source.archive.replace("%3a", ":"), source.name
         assert source.licence and source.kind in ("prose", "code")
         assert source.registry in corpus.FETCHERS
-    names = [f"{source.name}, {source.what}" for source in SOURCES]
+    names = [f"{source.name}, {source.content}" for source in SOURCES]
     assert len(set(names)) == len(names)
 
 

@@ -219,7 +219,7 @@ def _check_many(
     as_json: bool, csv: Path | None, jobs: int | None, hint: int | None, rubric: Path | None,
     feedback: Path | None,
 ) -> NoReturn:  # fmt: skip
-    asked: list[tuple[Path, str | None]] = []
+    files: list[tuple[Path, str | None]] = []
     folders: list[Path] = []
     with template_of_checks() as template:
         console = None if as_json else console_of("check")
@@ -228,12 +228,12 @@ def _check_many(
             if folder.is_dir():
                 from ..examiner.marking.submissions import collected
 
-                asked += [(each, name) for each in collected([folder])]
+                files += [(each, name) for each in collected([folder])]
                 folders.append(folder)
             else:
                 path, own = file_and_name(source)
-                asked.append((path, own or name))
-        with progress_line(f"Checking {len(asked)} files", at_once=True) as progress:
+                files.append((path, own or name))
+        with progress_line(f"Checking {len(files)} files", at_once=True) as progress:
             from ..examiner.marking.requirements import requirements_of
             from ..examiner.marking.rubric import read_rubric
             from ..examiner.marking.submissions import check_files, exit_code_of, json_line
@@ -248,11 +248,11 @@ def _check_many(
 
             def count(report: Report) -> None:
                 ready.append(report)
-                progress.count(len(ready), len(asked))
+                progress.count(len(ready), len(files))
 
-            progress.count(0, len(asked))
+            progress.count(0, len(files))
             for report in check_files(
-                asked, jobs=jobs, require=required, folders=folders, template=template, done=count, **options
+                files, jobs=jobs, require=required, folders=folders, template=template, done=count, **options
             ):
                 reports.append(report)
                 marks += [] if scheme is None else [scheme.mark(report)]
@@ -297,36 +297,36 @@ def _write_csv(reports: list[Report], path: Path, marks: Sequence[Mark] = ()) ->
         raise ArgumentError(f"csv must be a file to write: {path}: {error.strerror}; name another") from error
 
 
-def _roles(given: list[str] | None) -> dict[str, str] | None:
-    found: dict[str, str] = {}
-    for argument in given or ():
-        what, _, parameter = argument.partition("=")
-        if what not in ("q", "k", "v", "o", "qkv") or not parameter:
+def _roles(arguments: list[str] | None) -> dict[str, str] | None:
+    roles: dict[str, str] = {}
+    for argument in arguments or ():
+        projection, _, parameter = argument.partition("=")
+        if projection not in ("q", "k", "v", "o", "qkv") or not parameter:
             raise ArgumentError(
                 f"role must be q, k, v, o or qkv: got {argument!r}; write --role q=W_q.weight"
             )
-        found[what] = parameter
-    return found or None
+        roles[projection] = parameter
+    return roles or None
 
 
-def _literals(given: list[str] | None) -> dict[str, object] | None:
+def _literals(arguments: list[str] | None) -> dict[str, object] | None:
     import ast
 
-    found: dict[str, object] = {}
-    for argument in given or ():
+    literals: dict[str, object] = {}
+    for argument in arguments or ():
         name, equals, value = argument.partition("=")
         if not equals or not name.isidentifier():
             raise ArgumentError(f"arg must be NAME=VALUE: got {argument!r}; write --arg dropout=0.1")
         try:
-            found[name] = ast.literal_eval(value)
+            literals[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             if not value or not value.replace("_", "").replace("-", "").isalnum():
                 raise ArgumentError(
                     f"arg must be a literal of Python: got {argument!r}; write --arg {name}=0.1 or "
                     f"--arg {name}=\"'text'\""
                 ) from None
-            found[name] = value  # a word without quotes, as shells take them away
-    return found or None
+            literals[name] = value  # a word without quotes, as shells take them away
+    return literals or None
 
 
 def _show(report: Report, console: Console | None, hint: int | None, on_one_line: bool = False) -> None:
@@ -416,15 +416,15 @@ def saves(path: Path) -> Iterator[None]:
     A save is another time, size or inode: editors that write a new file and rename it are seen, too, and the
     moment without a file is waited out. What is saved while the caller is busy is seen afterwards.
     """
-    seen = None
+    previous = None
     while True:
         now = _looks(path)
-        if now is None or now == seen:
+        if now is None or now == previous:
             sleep(BETWEEN_LOOKS)
             continue
         sleep(TO_SETTLE)
         if _looks(path) == now:
-            seen = now
+            previous = now
             yield
 
 

@@ -152,7 +152,7 @@ class Backend(ABC):
         """
         return None
 
-    def how(self, call: Call) -> str:
+    def description(self, call: Call) -> str:
         """Return a phrase on how it runs the call."""
         return "in one call"
 

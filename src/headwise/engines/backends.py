@@ -81,7 +81,7 @@ class Decode(TritonBackend):
 
         return Runner(lambda scores, v: (*attend(scores, v), None), backward)
 
-    def how(self, call: Call) -> str:
+    def description(self, call: Call) -> str:
         return "the keys cut into parts, by triton"
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
@@ -147,7 +147,7 @@ class OwnKernels(TritonBackend):
 
         return Runner(attend.planned(call.scores, call.v, names), backward, names)
 
-    def how(self, call: Call) -> str:
+    def description(self, call: Call) -> str:
         return "tile by tile in one kernel"
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:

@@ -234,7 +234,7 @@ class Fused(Backend):
         one_query = call.scores.q.shape[2] == 1
         return (churn.too_early if one_query else churn.reason)(call.shape_key)
 
-    def how(self, call: Call) -> str:
+    def description(self, call: Call) -> str:
         """Return a phrase on how the call is cut."""
         parts = cut(call.scores, self.kernels[call.v.device.type].takes_bands)
         if not parts:

@@ -35,7 +35,7 @@ class Tiles(Backend):
     name = "tiles"
     gives_bias_gradient = True
 
-    def how(self, call: Call) -> str:
+    def description(self, call: Call) -> str:
         return "tile by tile in plain torch"
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
@@ -141,7 +141,7 @@ class Plain(Backend):
     name = "plain"
     is_differentiable = gives_bias_gradient = True
 
-    def how(self, call: Call) -> str:
+    def description(self, call: Call) -> str:
         return "as one T x S matrix in plain torch"
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:

@@ -342,9 +342,9 @@ def _kind(text: object) -> str:
 
 # The letters that stand for bytes in byte-level vocabularies: themselves where they can be seen, else those
 # from 256 on, in order. Radford 2019.
-_SEEN = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-_HIDDEN = [byte for byte in range(256) if byte not in _SEEN]
-LETTERS = {chr(byte): byte for byte in _SEEN} | {chr(256 + at): byte for at, byte in enumerate(_HIDDEN)}
+_PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+_HIDDEN = [byte for byte in range(256) if byte not in _PRINTABLE]
+LETTERS = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + at): byte for at, byte in enumerate(_HIDDEN)}
 
 
 def shown_bytes(entry: str) -> str:

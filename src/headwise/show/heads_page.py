@@ -427,7 +427,7 @@ PATTERN = (
     r"|\p{White_Space}+(?!\P{White_Space})|\p{White_Space}+"
 )
 
-KNOWN: Mapping[str, object] = {  # what the page's forward takes for granted
+SUPPORTED: Mapping[str, object] = {  # what the page's forward takes for granted
     "kind": "decoder", "positions": None, "token_types": 0, "embedding_scale": 1.0, "embedding_norm": False,
     "activation": "gelu", "gated": False, "norm": "rms", "norm_first": True, "final_norm": True,
     "output": "tied", "bias": False, "qkv_bias": False, "out_bias": False, "num_kv_heads": None,
@@ -484,7 +484,7 @@ def _check_config(config: TransformerConfig) -> None:
     for each in fields(config):
         if each.name in BY_ITSELF or each.name in IN_TRAINING:
             continue
-        value, supported = getattr(config, each.name), KNOWN[each.name]
+        value, supported = getattr(config, each.name), SUPPORTED[each.name]
         if each.name == "num_kv_heads" and value == config.num_heads:
             continue
         if each.name == "head_dim" and value is not None and value * config.num_heads == config.d_model:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-SEEN = {"\n": "↵", "\r": "↵", "\t": "⇥"}
+SYMBOLS = {"\n": "↵", "\r": "↵", "\t": "⇥"}
 JOINERS = "\u200c\u200d"  # invisible, yet part of how Persian, Hindi and emoji are spelled
 UNSAFE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control, format, half characters, line separators
 MISSING = "□"  # in the place of what no font of this machine can draw
@@ -36,7 +36,7 @@ def encodable(text: str) -> str:
 
 def _visible(char: str) -> str:
     unsafe = unicodedata.category(char) in UNSAFE and char not in JOINERS
-    return SEEN.get(char, "\N{REPLACEMENT CHARACTER}") if unsafe else char
+    return SYMBOLS.get(char, "\N{REPLACEMENT CHARACTER}") if unsafe else char
 
 
 SPACE, BEGIN, END = "␣", "▁", "</w>"  # a space alone; marks of sentencepiece and of the first byte pairs

@@ -20,17 +20,17 @@ class CachedAttention(nn.Module):
         k = self.k_proj(x).view(shp).permute(0, 2, 1, 3)
         v = self.v_proj(x).view(shp).permute(0, 2, 1, 3)
 
-        seen = 0
+        offset = 0
         if past is not None:
             pk, pv = past
-            seen = pk.size(2)
+            offset = pk.size(2)
             k = torch.cat((pk, k), dim=2)
             v = torch.cat((pv, v), dim=2)
-        total = seen + new
+        total = offset + new
 
         w = torch.matmul(q, k.permute(0, 1, 3, 2)).div(self.hd ** .5)
-        # query i sits at absolute position seen + i
-        rows = torch.arange(seen, total, device=x.device).unsqueeze(1)
+        # query i sits at absolute position offset + i
+        rows = torch.arange(offset, total, device=x.device).unsqueeze(1)
         cols = torch.arange(total, device=x.device).unsqueeze(0)
         w = w.masked_fill(cols > rows, -float('inf'))
         w = w.softmax(-1)

@@ -189,36 +189,36 @@ def attend_kernel(
         out1 = out1 * shrunk[:, None]
         top = higher
     total = tl.where(empty, 1.0, total)
-    here = rows < T
+    valid = rows < T
     base = long(b * H + h) * T + rows
     if wants.parts:
         base += long(split) * total_rows
         OUT += long(split) * out_strides[3]
-    tl.store(LSE + base, tl.where(empty, -float("inf"), (top + tl.log2(total)) * LN2), mask=here)
+    tl.store(LSE + base, tl.where(empty, -float("inf"), (top + tl.log2(total)) * LN2), mask=valid)
     share = tl.where(empty, 0.0, 1.0 / total)
     OUT += long(b) * out_strides[0] + long(h) * out_strides[1] + (long(rows) * out_strides[2])[:, None]
     c = tl.arange(0, D0)[None, :]
-    done = here[:, None] & (c < values.D)
+    done = valid[:, None] & (c < values.D)
     tl.store(OUT + c, (out0 * share[:, None]).to(OUT.dtype.element_ty), mask=done)
     if values.D1 > 0:
         c = D0 + tl.arange(0, D1)[None, :]
-        done = here[:, None] & (c < values.D)
+        done = valid[:, None] & (c < values.D)
         tl.store(OUT + c, (out1 * share[:, None]).to(OUT.dtype.element_ty), mask=done)
     if wants.surprise:
         entropy = tl.where(empty, 0.0, (tl.log2(total) - surprise / total) * LN2)
         if wants.entropy >= 0:
-            tl.store(ROWS + wants.entropy * long(total_rows) + base, entropy, mask=here)
+            tl.store(ROWS + wants.entropy * long(total_rows) + base, entropy, mask=valid)
         if wants.effective_keys >= 0:
             keys = tl.where(empty, 0.0, tl.exp(entropy))
-            tl.store(ROWS + wants.effective_keys * long(total_rows) + base, keys, mask=here)
+            tl.store(ROWS + wants.effective_keys * long(total_rows) + base, keys, mask=valid)
     if wants.away:
-        tl.store(ROWS + wants.distance * long(total_rows) + base, away / total, mask=here)
+        tl.store(ROWS + wants.distance * long(total_rows) + base, away / total, mask=valid)
     if wants.confidence >= 0:
         weight = tl.where(empty, 0.0, tl.exp2(peak - top) / total)
-        tl.store(ROWS + wants.confidence * long(total_rows) + base, weight, mask=here)
+        tl.store(ROWS + wants.confidence * long(total_rows) + base, weight, mask=valid)
     if wants.max_logit >= 0:
         logit = tl.where(empty, -float("inf"), peak * LN2)
-        tl.store(ROWS + wants.max_logit * long(total_rows) + base, logit, mask=here)
+        tl.store(ROWS + wants.max_logit * long(total_rows) + base, logit, mask=valid)
 
 
 @triton.jit(do_not_specialize=["H", "T", "splits", "total_rows"])
@@ -233,8 +233,8 @@ def merge_kernel(
     b = row // T // H
     parts = tl.arange(0, MOST)
     channels = tl.arange(0, WIDE)
-    there = long(parts) * total_rows + row
-    lse = tl.load(PARTS_LSE + there, mask=parts < splits, other=-float("inf"))
+    offsets = long(parts) * total_rows + row
+    lse = tl.load(PARTS_LSE + offsets, mask=parts < splits, other=-float("inf"))
     top = tl.max(lse, 0)
     empty = top == -float("inf")
     if SINKS is not None:
@@ -246,7 +246,7 @@ def merge_kernel(
     if SINKS is not None:
         total += tl.exp2((sink - top) * LOG2E)
     out = tl.load(
-        PARTS + there[:, None] * D + channels[None, :],
+        PARTS + offsets[:, None] * D + channels[None, :],
         mask=(parts[:, None] < splits) & (channels[None, :] < D), other=0.0,
     )  # fmt: skip
     out = tl.sum(out * weights[:, None], 0) / tl.where(empty, 1.0, total)

@@ -94,8 +94,8 @@ def attend_dq_kernel(
     M: tl.constexpr = setup.M
     N: tl.constexpr = setup.N
     block, bh, b, h, rows, at, first, last = my_queries(rules, H, T, shift, b0, blocks, setup)
-    here = rows < T
-    lse = load_lse(LSE + long(bh) * T + rows, here)
+    valid = rows < T
+    lse = load_lse(LSE + long(bh) * T + rows, valid)
     q0, q1 = load(Q0, Q1, q_strides, b, h, block * M, T, M, setup)
     o0, o1 = load(OUT0, OUT1, out_strides, b, h, block * M, T, M, outs)
     g0, g1 = load(GRAD0, GRAD1, grad_strides, b, h, block * M, T, M, grads)
@@ -166,13 +166,13 @@ def attend_dq_kernel(
                 if setup.D1 > 0:
                     dq1 = spread(ds, k1, dq1, setup)
     if DSLOPES is not None:
-        tl.store(DSLOPES + long(bh) * T + rows, dslope, mask=here)
+        tl.store(DSLOPES + long(bh) * T + rows, dslope, mask=valid)
     DQ += long(b) * dq_strides[0] + long(h) * dq_strides[1] + (long(rows) * dq_strides[2])[:, None]
     c = tl.arange(0, D0)[None, :]
-    tl.store(DQ + c, (dq0 * rules.scale).to(DQ.dtype.element_ty), mask=here[:, None] & (c < setup.D))
+    tl.store(DQ + c, (dq0 * rules.scale).to(DQ.dtype.element_ty), mask=valid[:, None] & (c < setup.D))
     if setup.D1 > 0:
         c = D0 + tl.arange(0, D1)[None, :]
-        tl.store(DQ + c, (dq1 * rules.scale).to(DQ.dtype.element_ty), mask=here[:, None] & (c < setup.D))
+        tl.store(DQ + c, (dq1 * rules.scale).to(DQ.dtype.element_ty), mask=valid[:, None] & (c < setup.D))
 
 
 @triton.jit(do_not_specialize=[*NOT_SPECIAL, "padded", "column_tiles"])
@@ -301,9 +301,9 @@ def attend_dbias_kernel(
         of_score, _ = slope(p, dp, delta[:, None], bent, rules)
         total += of_score
     DBIAS += long(own_b) * dbias_strides[0] + long(own_h) * dbias_strides[1]
-    there = long(rows)[:, None] * dbias_strides[2] + cols[None, :]
+    offsets = long(rows)[:, None] * dbias_strides[2] + cols[None, :]
     inside = (rows[:, None] < T) & (cols[None, :] < S)
-    tl.store(DBIAS + there, total.to(DBIAS.dtype.element_ty), mask=inside)
+    tl.store(DBIAS + offsets, total.to(DBIAS.dtype.element_ty), mask=inside)
 
 
 class Gradients(NamedTuple):

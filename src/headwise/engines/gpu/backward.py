@@ -51,14 +51,14 @@ class Wanted(NamedTuple):
 def cotangent(GRAD, grad_strides, x, rows, cols, b, h, T, begin, count, wanted: tl.constexpr):
     """d loss / d weights of a tile, float32."""
     mine = GRAD + long(b) * grad_strides[0] + long(h) * grad_strides[1]
-    there = long(rows) * grad_strides[2]
+    offsets = long(rows) * grad_strides[2]
     if wanted.entropy:
-        g = tl.load(mine + there, mask=rows < T, other=0.0).to(tl.float32)
+        g = tl.load(mine + offsets, mask=rows < T, other=0.0).to(tl.float32)
         dp = g * tl.maximum(x, -1000.0) * (-LN2)  # a hidden key's weight is 0, whatever this is
     else:
         spots = cols - begin
         inside = (rows < T) & (spots >= 0) & (spots < count)
-        dp = tl.load(mine + there + long(spots) * grad_strides[3], mask=inside, other=0.0).to(tl.float32)
+        dp = tl.load(mine + offsets + long(spots) * grad_strides[3], mask=inside, other=0.0).to(tl.float32)
     return dp
 
 
@@ -125,10 +125,10 @@ def back_q_kernel(
     N: tl.constexpr = setup.N
     block, bh, b, h, rows, at, first, last = my_queries(rules, H, T, shift, b0, blocks, setup)
     base = long(bh) * T
-    here = rows < T
-    lse = load_lse(LSE + base + rows, here)
-    size = tl.load(SIZE + base + rows, mask=here, other=0.0)
-    delta = tl.load(DELTA + base + rows, mask=here, other=0.0)
+    valid = rows < T
+    lse = load_lse(LSE + base + rows, valid)
+    size = tl.load(SIZE + base + rows, mask=valid, other=0.0)
+    delta = tl.load(DELTA + base + rows, mask=valid, other=0.0)
     q0, q1 = load(Q0, Q1, q_strides, b, h, block * M, T, M, setup)
     stop = key_stop(rules, b, S)
     D0: tl.constexpr = setup.D0
@@ -157,10 +157,10 @@ def back_q_kernel(
             dq1 = spread(ds, k1, dq1, setup)
     DQ += (base + rows)[:, None] * setup.D
     c0 = tl.arange(0, setup.D0)[None, :]
-    tl.store(DQ + c0, dq0, mask=here[:, None] & (c0 < setup.D))
+    tl.store(DQ + c0, dq0, mask=valid[:, None] & (c0 < setup.D))
     if setup.D1 > 0:
         c1 = setup.D0 + tl.arange(0, setup.D1)[None, :]
-        tl.store(DQ + c1, dq1, mask=here[:, None] & (c1 < setup.D))
+        tl.store(DQ + c1, dq1, mask=valid[:, None] & (c1 < setup.D))
 
 
 @triton.jit(do_not_specialize=[*NOT_SPECIAL, "begin", "count"])
@@ -198,10 +198,10 @@ def back_k_kernel(
             q0, q1 = load(Q0, Q1, q_strides, b, h, start, T, N, setup)
             rows = start + tl.arange(0, N)
             at = place(rules, rows, T, shift, setup)
-            here = rows < T
-            lse = load_lse(LSE + base + rows, here)
-            size = tl.load(SIZE + base + rows, mask=here, other=0.0)
-            delta = tl.load(DELTA + base + rows, mask=here, other=0.0)
+            valid = rows < T
+            lse = load_lse(LSE + base + rows, valid)
+            size = tl.load(SIZE + base + rows, mask=valid, other=0.0)
+            delta = tl.load(DELTA + base + rows, mask=valid, other=0.0)
             s = product(k0, k1, q0, q1, setup)
             x = log_weights(
                 s, lse[None, :], at[None, :], rows[None, :], keys[:, None], b, h, stop, rules, T, S, left,

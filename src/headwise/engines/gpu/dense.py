@@ -74,7 +74,7 @@ def numbers_of(COLUMNS, begin, start, count, S, N: tl.constexpr):
 
 @triton.jit(do_not_specialize=[*NOT_SPECIAL, "begin", "splits", "tiles"])
 def dense_kernel(
-    Q0, Q1, K0, K1, q_strides, k_strides, LSE, MASS, OUT, COLUMNS, SEEN, seen_strides, rules,
+    Q0, Q1, K0, K1, q_strides, k_strides, LSE, MASS, OUT, COLUMNS, VISIBLE, visible_strides, rules,
     H, T, S, shift, left, right, b0, begin, count, splits, tiles, setup: tl.constexpr,
 ):  # fmt: skip
     M: tl.constexpr = setup.M
@@ -109,7 +109,8 @@ def dense_kernel(
         c = tl.minimum(tl.maximum(c, z), hi)
         d = tl.minimum(tl.maximum(d, c), hi)
     if setup.listed:
-        SEEN += long(b) * seen_strides[0] + long(h) * seen_strides[1] + long(block) * seen_strides[2]
+        VISIBLE += long(b) * visible_strides[0] + long(h) * visible_strides[1]
+        VISIBLE += long(block) * visible_strides[2]
     for phase in tl.static_range(3):
         from_tile = a if phase == 0 else (z if phase == 1 else c)
         to_tile = z if phase == 0 else (c if phase == 1 else d)
@@ -118,7 +119,7 @@ def dense_kernel(
             inside = (rows[:, None] < T) & (spots[None, :] < count)
             shown = True
             if setup.listed:
-                shown = tl.load(SEEN + tile) != 0
+                shown = tl.load(VISIBLE + tile) != 0
             if shown:
                 k0, k1 = load(K0, K1, k_strides, b, h // setup.G, begin + tile * N, begin + count, N, setup)
                 x = log_weights(
@@ -182,7 +183,7 @@ def add_heads(
 
 @triton.jit(do_not_specialize=[*NOT_SPECIAL, "begin"])
 def mean_kernel(
-    Q0, Q1, K0, K1, q_strides, k_strides, POWERS, MASS, OUT, COLUMNS, SEEN, seen_strides, rules,
+    Q0, Q1, K0, K1, q_strides, k_strides, POWERS, MASS, OUT, COLUMNS, VISIBLE, visible_strides, rules,
     H, T, S, shift, left, right, b0, begin, count, padded, PATCH: tl.constexpr,
     setup: tl.constexpr,
 ):  # fmt: skip
@@ -205,8 +206,8 @@ def mean_kernel(
     else:
         a, z, c, d = keys_shown(first, last, stop, left, right, begin, count, 2 * N, setup)
     if setup.listed:
-        seen = SEEN + long(b) * seen_strides[0] + long(block) * seen_strides[1] + 2 * tile
-        d = tl.where((tl.load(seen) != 0) | (tl.load(seen + 1) != 0), d, a)
+        entry = VISIBLE + long(b) * visible_strides[0] + long(block) * visible_strides[1] + 2 * tile
+        d = tl.where((tl.load(entry) != 0) | (tl.load(entry + 1) != 0), d, a)
     total = tl.zeros([M, N], tl.float32)
     more = tl.zeros([M, N], tl.float32)
     if (tile >= a) & (tile < d):
@@ -332,9 +333,9 @@ def insert(x, cols, best, keys, K: tl.constexpr):
         last = tl.max(tl.where(leaves, keys, -2), 1)
         slots = tl.arange(0, K)[None, :]
         slot = tl.min(tl.where(leaves & (keys == last[:, None]), slots, K), 1)
-        here = better[:, None] & (slots == slot[:, None])
-        best = tl.where(here, highest[:, None], best)
-        keys = tl.where(here, key[:, None], keys)
+        chosen = better[:, None] & (slots == slot[:, None])
+        best = tl.where(chosen, highest[:, None], best)
+        keys = tl.where(chosen, key[:, None], keys)
         x = tl.where(better[:, None] & (cols[None, :] == key[:, None]), HIDDEN, x)
         highest = tl.max(x, 1)
         worst = tl.min(best, 1)
@@ -380,16 +381,16 @@ def top_kernel(
                 )  # fmt: skip
                 best, keys = insert(tl.maximum(x, HIDDEN), cols, best, keys, K)
     best = tl.where(slots[None, :] < count, best, 2 * HIDDEN)
-    here = rows < T
+    valid = rows < T
     for n in range(count):
         heaviest = tl.max(best, 1)
         key = tl.min(tl.where(best == heaviest[:, None], keys, 2147483647), 1)
         slot = tl.min(tl.where((best == heaviest[:, None]) & (keys == key[:, None]), slots[None, :], K), 1)
-        seen = heaviest > 0.5 * HIDDEN
-        there = (base + rows) * count + n
-        value = tl.where(seen, tl.exp2(heaviest), 0.0)
-        tl.store(VALUES + there, tl.where(lse == lse, value, lse), mask=here)  # no maximum knows a NaN
-        tl.store(INDICES + there, long(tl.where(seen, key, -1)), mask=here)
+        visible = heaviest > 0.5 * HIDDEN
+        offsets = (base + rows) * count + n
+        value = tl.where(visible, tl.exp2(heaviest), 0.0)
+        tl.store(VALUES + offsets, tl.where(lse == lse, value, lse), mask=valid)  # no maximum knows a NaN
+        tl.store(INDICES + offsets, long(tl.where(visible, key, -1)), mask=valid)
         best = tl.where(slots[None, :] == slot[:, None], 2 * HIDDEN, best)
 
 

@@ -38,7 +38,7 @@ SIZE = 1024
 
 @triton.jit(do_not_specialize=[*NOT_SPECIAL, "heads", "row_tiles", "column_tiles", "step", "parts", "begin"])
 def look(
-    SEEN, rules, heads, T, S, shift, left, right, row_tiles, column_tiles, step, parts, begin,
+    VISIBLE, rules, heads, T, S, shift, left, right, row_tiles, column_tiles, step, parts, begin,
     KEYS_FIRST: tl.constexpr, setup: tl.constexpr,
 ):  # fmt: skip
     """Whether a tile shows anything. Column tile j starts at begin + j * step / parts, rounded up."""
@@ -60,12 +60,12 @@ def look(
         cols = (start + tl.arange(0, setup.N))[None, :]
         inside = cols < beyond
         at = place(rules, i * setup.M + tl.arange(0, setup.M), T, shift, setup)[:, None]
-    seen = inside & (cols < key_stop(rules, b, S)) & listed_rules(at, rows, cols, b, h, rules, T, S, setup)
+    visible = inside & (cols < key_stop(rules, b, S)) & listed_rules(at, rows, cols, b, h, rules, T, S, setup)
     if setup.left:
-        seen = seen & (cols >= at - left)
+        visible = visible & (cols >= at - left)
     if setup.right:
-        seen = seen & (cols <= at + right)
-    tl.store(SEEN + pid, tl.max(tl.max(seen.to(tl.int32), 1), 0).to(tl.uint8))
+        visible = visible & (cols <= at + right)
+    tl.store(VISIBLE + pid, tl.max(tl.max(visible.to(tl.int32), 1), 0).to(tl.uint8))
 
 
 def seen_tiles(
@@ -93,25 +93,25 @@ def seen_tiles(
 
 
 @triton.jit(do_not_specialize=["columns"])
-def order_kernel(SEEN, TILES, COUNTS, columns, CHUNK: tl.constexpr):
+def order_kernel(VISIBLE, TILES, COUNTS, columns, CHUNK: tl.constexpr):
     row = tl.program_id(0)
-    SEEN += long(row) * columns
+    VISIBLE += long(row) * columns
     TILES += long(row) * columns
     count = 0
     for first in range(0, columns, CHUNK):
         j = first + tl.arange(0, CHUNK)
-        seen = (tl.load(SEEN + j, mask=j < columns, other=0) != 0).to(tl.int32)
-        tl.store(TILES + count + tl.cumsum(seen, 0) - 1, j, mask=seen != 0)
-        count += tl.sum(seen, 0)
+        visible = (tl.load(VISIBLE + j, mask=j < columns, other=0) != 0).to(tl.int32)
+        tl.store(TILES + count + tl.cumsum(visible, 0) - 1, j, mask=visible != 0)
+        count += tl.sum(visible, 0)
     tl.store(COUNTS + row, count)
 
 
-def in_order(seen: Tensor) -> tuple[Tensor, Tensor]:
+def in_order(visible: Tensor) -> tuple[Tensor, Tensor]:
     """Return the tiles seen by each row of `seen_tiles`, int32, in order; and how many there are."""
-    columns, device = seen.shape[-1], seen.device
-    tiles = torch.zeros(seen.shape, dtype=torch.int32, device=device)
-    counts = torch.empty(seen.shape[:-1], dtype=torch.int32, device=device)
-    args = (seen.view(torch.uint8), tiles, counts, columns)  # all of it is room of our own, and aligned
+    columns, device = visible.shape[-1], visible.device
+    tiles = torch.zeros(visible.shape, dtype=torch.int32, device=device)
+    counts = torch.empty(visible.shape[:-1], dtype=torch.int32, device=device)
+    args = (visible.view(torch.uint8), tiles, counts, columns)  # all of it is room of our own, and aligned
     chunk = max(16, min(16 if interpreted() else CHUNK, triton.next_power_of_2(columns)))
     launch(order_kernel, (counts.numel(), 1, 1), args, (chunk,), None, device)
     return tiles, counts
@@ -148,14 +148,14 @@ def glance(
     whole = (rows >= 0) & (cols >= 0)
     if rules.allowed is not None:
         base = rules.allowed + long(b) * rules.allowed_b + long(h) * rules.allowed_h
-        there = long(rows) * rules.allowed_t + long(cols) * rules.allowed_s
-        allowed = tl.load(base + there, mask=inside, other=1) != 0
+        offsets = long(rows) * rules.allowed_t + long(cols) * rules.allowed_s
+        allowed = tl.load(base + offsets, mask=inside, other=1) != 0
         some = some & allowed
         whole = whole & allowed
     if setup.masking:
         base = rules.bias + long(b) * rules.bias_b
-        there = long(rows) * rules.bias_t + long(cols) * rules.bias_s
-        bias = tl.load(base + there, mask=inside, other=0.0).to(tl.float32)
+        offsets = long(rows) * rules.bias_t + long(cols) * rules.bias_s
+        bias = tl.load(base + offsets, mask=inside, other=0.0).to(tl.float32)
         if rules.bias.dtype.element_ty == tl.float16:
             some = some & ~(bias <= LOWEST_HALF)
         else:

@@ -78,7 +78,7 @@ def near_kernel(
     q0, q1 = load(Q0, Q1, q_strides, b, h, block * M, T, M, setup)
     stop = key_stop(rules, b, S)
     OUT += base + rows
-    here = rows < T
+    valid = rows < T
     # one walk: a tile that begins with the first key, if that is asked for, then those around the queries
     key = 0
     if FIRST is not None:
@@ -120,15 +120,15 @@ def near_kernel(
         if wants.local >= 0:
             local += added(tl.where(tl.abs(ahead) <= reach, p, 0.0), M, N)
     if wants.first >= 0:
-        tl.store(OUT + wants.first * long(total_rows), tl.sum(leading, 1), mask=here)
+        tl.store(OUT + wants.first * long(total_rows), tl.sum(leading, 1), mask=valid)
     if wants.previous >= 0:
-        tl.store(OUT + wants.previous * long(total_rows), tl.sum(previous, 1), mask=here)
+        tl.store(OUT + wants.previous * long(total_rows), tl.sum(previous, 1), mask=valid)
     if wants.itself >= 0:
-        tl.store(OUT + wants.itself * long(total_rows), tl.sum(itself, 1), mask=here)
+        tl.store(OUT + wants.itself * long(total_rows), tl.sum(itself, 1), mask=valid)
     if wants.next >= 0:
-        tl.store(OUT + wants.next * long(total_rows), tl.sum(next, 1), mask=here)
+        tl.store(OUT + wants.next * long(total_rows), tl.sum(next, 1), mask=valid)
     if wants.local >= 0:
-        tl.store(OUT + wants.local * long(total_rows), tl.sum(local, 1), mask=here)
+        tl.store(OUT + wants.local * long(total_rows), tl.sum(local, 1), mask=valid)
 
 
 def near(prepared: Prepared, names: tuple[str, ...], reach: int, out: Tensor) -> Launch:
@@ -240,13 +240,13 @@ def of_heads_kernel(
     largest = tl.full([SIZE], -float("inf"), tl.float32)
     for start in range(0, T, SIZE):
         rows = start + tl.arange(0, SIZE)
-        here = rows < T
-        counts = tl.load(LSE + base + rows, mask=here, other=-float("inf")) != -float("inf")
+        valid = rows < T
+        counts = tl.load(LSE + base + rows, mask=valid, other=-float("inf")) != -float("inf")
         if rules.counted is not None:
-            counts = counts & (tl.load(rules.counted + long(b) * T + rows, mask=here, other=0) != 0)
+            counts = counts & (tl.load(rules.counted + long(b) * T + rows, mask=valid, other=0) != 0)
         at = rows + shift
         if PLACED:
-            at = tl.load(rules.at + rows, mask=here, other=0)
+            at = tl.load(rules.at + rows, mask=valid, other=0)
         key = at + (kind & 3) - 1
         real = (key >= 0) & (key < stop)
         if rules.keys is not None:

@@ -181,7 +181,7 @@ class Prepared:
 
 
 CACHED_STRIDES = 4096
-TAKEN = (  # fields of `Rules` that a plan replaces by the tensors of its call, and where they come from
+REPLACED = (  # fields of `Rules` that a plan replaces by the tensors of its call, and where they come from
     ("bias", "scoring", "bias"), ("slopes", "scoring", "slopes"), ("sinks", "scoring", "sinks"),
     ("lengths", "mask", "keys"), ("keys", "mask", "keys"), ("key_ids", "mask", "key_ids"),
     ("query_ids", "mask", "query_ids"), ("allowed", "mask", "allowed"),
@@ -214,32 +214,32 @@ def rules_by(prepared: Prepared) -> Callable[[Scores], Rules]:
         return lambda scores: rules
     # fields whose tensors are passed unchanged: only their memory is new
     as_they_are: list[tuple[str, Callable[[Scores], Tensor | None]]] = []
-    for name, whose, attribute in TAKEN:
+    for name, owner, attribute in REPLACED:
         mine = getattr(rules, name)
-        source = getattr(scoring if whose == "scoring" else mask, attribute)
+        source = getattr(scoring if owner == "scoring" else mask, attribute)
         if mine is None:
             continue
-        taken = attrgetter(f"{whose}.{attribute}")
+        getter = attrgetter(f"{owner}.{attribute}")
         if source is not None and source.data_ptr() == mine.data_ptr():
-            as_they_are.append((name, partial(_in_bytes, taken) if source.dtype == torch.bool else taken))
+            as_they_are.append((name, partial(_in_bytes, getter) if source.dtype == torch.bool else getter))
         elif name in AS_READ:
-            as_they_are.append((name, partial(_changed, AS_READ[name], taken)))
+            as_they_are.append((name, partial(_changed, AS_READ[name], getter)))
         else:
             return lambda scores: Prepared(scores).rules
     replaced = {name for name, _ in as_they_are} | {"counted"}
     if any(isinstance(x, Tensor) and name not in replaced for name, x in rules._asdict().items()):
-        return lambda scores: Prepared(scores).rules  # relative, positions, a rule that `TAKEN` does not name
+        return lambda scores: Prepared(scores).rules  # relative, positions, a rule not in `REPLACED`
     if rules.counted is not None:
         as_they_are.append(("counted", partial(_counted, prepared.shape[2])))
 
     nothing: dict[str, Any] = dict.fromkeys([name for name, _ in as_they_are])
     numbers = rules._replace(**nothing)  # a plan holds no tensor
-    placed = [(Rules._fields.index(name), taken) for name, taken in as_they_are]
+    placed = [(Rules._fields.index(name), get) for name, get in as_they_are]
 
     def again(scores: Scores) -> Rules:
         fields: list[Any] = list(numbers)
-        for place, taken in placed:
-            fields[place] = taken(scores)
+        for place, get in placed:
+            fields[place] = get(scores)
         return Rules._make(fields)
 
     return again
@@ -251,12 +251,12 @@ def _counted(query_len: int, scores: Scores) -> Tensor:
     return counted.contiguous().view(torch.uint8)
 
 
-def _in_bytes(taken: Callable[[Scores], Tensor], scores: Scores) -> Tensor:
-    return taken(scores).view(torch.uint8)
+def _in_bytes(get: Callable[[Scores], Tensor], scores: Scores) -> Tensor:
+    return get(scores).view(torch.uint8)
 
 
-def _changed(change: Callable[[Tensor], Tensor], taken: Callable[[Scores], Tensor], scores: Scores) -> Tensor:
-    return change(taken(scores))
+def _changed(change: Callable[[Tensor], Tensor], get: Callable[[Scores], Tensor], scores: Scores) -> Tensor:
+    return change(get(scores))
 
 
 class Request:

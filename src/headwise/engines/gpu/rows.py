@@ -190,8 +190,8 @@ def rows_kernel(
                     ):  # sum of p (first - j) / 8, but for the thread's place, which `mass` knows
                         eighth = tl.arange(0, N // 8).to(tl.float32)[None, :, None, None]
                         odd = tl.arange(0, 2).to(tl.float32)[None, None, None, :]
-                        there = tl.sum(tl.sum(fours(p, M, N) * (eighth + odd * 0.125), 1), 2)
-                        away += part * ((first - start) * 0.125) - there
+                        above = tl.sum(tl.sum(fours(p, M, N) * (eighth + odd * 0.125), 1), 2)
+                        away += part * ((first - start) * 0.125) - above
                     else:
                         apart = tl.abs((at[:, None] - cols[None, :]).to(tl.float32))
                         away += added(p * apart, M, N)
@@ -232,7 +232,7 @@ def rows_kernel(
             close_cell(PICTURE, cell, counts, my_rows, open_cell, row_cells, columns, wants)
     mass += cell
 
-    here = rows < T
+    valid = rows < T
     empty = lse > 0.5 * BIG
     total = tl.sum(mass, 1)
     sums = total
@@ -246,33 +246,33 @@ def rows_kernel(
     strange = tl.abs(tl.log(sums)) > wants.slack * (1 + tl.abs(lse) / 64)
     sums = tl.where(empty, 1.0, tl.where(strange, float("nan"), sums))
     if wants.mass >= 0:
-        tl.store(OUT + wants.mass * long(total_rows), sums, mask=here)
+        tl.store(OUT + wants.mass * long(total_rows), sums, mask=valid)
     if wants.surprise:
         nats = -tl.sum(surprise, 1)
         if rules.sinks is not None:
             nats -= tl.where(empty, 0.0, tl.exp2(sunk) * tl.maximum(sunk, -1e4))  # 0 times -inf is not 0
         entropy = tl.where(empty, 0.0, nats * LN2 / sums + tl.log(sums))
         if wants.entropy >= 0:
-            tl.store(OUT + wants.entropy * long(total_rows), entropy, mask=here)
+            tl.store(OUT + wants.entropy * long(total_rows), entropy, mask=valid)
         if wants.effective_keys >= 0:
             tl.store(
                 OUT + wants.effective_keys * long(total_rows),
                 tl.where(empty, 0.0, tl.exp(entropy)),
-                mask=here,
+                mask=valid,
             )
     if wants.peak:
         top = tl.max(peak, 1)
         if wants.confidence >= 0:
-            tl.store(OUT + wants.confidence * long(total_rows), tl.exp2(top) / sums, mask=here)
+            tl.store(OUT + wants.confidence * long(total_rows), tl.exp2(top) / sums, mask=valid)
         if wants.max_logit >= 0:
             logit = tl.where(empty, -float("inf"), (top + lse) * LN2)
-            tl.store(OUT + wants.max_logit * long(total_rows), logit, mask=here)
+            tl.store(OUT + wants.max_logit * long(total_rows), logit, mask=valid)
     if wants.away:
         apart = tl.sum(away, 1)
         if setup.behind:
             place = tl.arange(0, 4).to(tl.float32) * 2
             apart = apart * 8 - tl.sum(mass * place[None, :], 1) + (at - first).to(tl.float32) * total
-        tl.store(OUT + wants.distance * long(total_rows), apart / sums, mask=here)
+        tl.store(OUT + wants.distance * long(total_rows), apart / sums, mask=valid)
 
 
 @triton.jit(do_not_specialize=["T", "blocks", "cell_rows", "columns", "row_cells"])

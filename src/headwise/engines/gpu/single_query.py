@@ -27,7 +27,7 @@ CHANGING = ("H", "S", "left", "splits", "part", "reach", "scale", "cap")
 
 @triton.jit(do_not_specialize=CHANGING)
 def one_query_kernel(
-    Q, K, V, OUT, LSE, SEEN, LENGTHS, SLOPES, RELATIVE, SINKS, qb, qh, kb, kh, ks, vb, vh, vs, seen_b,
+    Q, K, V, OUT, LSE, VISIBLE, LENGTHS, SLOPES, RELATIVE, SINKS, qb, qh, kb, kh, ks, vb, vh, vs, visible_b,
     H, S, left, splits, part, reach, scale, cap,
     G: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, WIDE: tl.constexpr,
     WIDE_V: tl.constexpr, N: tl.constexpr, CAPPED: tl.constexpr, BANDED: tl.constexpr, WHOLE: tl.constexpr,
@@ -66,8 +66,8 @@ def one_query_kernel(
         if BANDED:
             ok = ok & (cols >= first)
         any_seen = True
-        if SEEN is not None:
-            ok = ok & (tl.load(SEEN + b * seen_b + cols, mask=ok, other=0) != 0)
+        if VISIBLE is not None:
+            ok = ok & (tl.load(VISIBLE + b * visible_b + cols, mask=ok, other=0) != 0)
             any_seen = tl.max(ok.to(tl.int32), 0) > 0
         if any_seen:
             k = tl.load(
@@ -117,10 +117,10 @@ def one_query_kernel(
     lse = tl.where(empty, -float("inf"), (top + tl.log2(total)) * LN2)
     mixed = mixed / tl.where(empty, 1.0, total)[:, None]
     mixed = tl.where(empty[:, None], 0.0, mixed)
-    there = (b * splits + split) * H + heads
-    tl.store(LSE + there, lse, mask=mine)
+    offsets = (b * splits + split) * H + heads
+    tl.store(LSE + offsets, lse, mask=mine)
     tl.store(
-        OUT + there[:, None] * DV + of_values[None, :], mixed,
+        OUT + offsets[:, None] * DV + of_values[None, :], mixed,
         mask=mine[:, None] & (of_values[None, :] < DV),
     )  # fmt: skip
 
@@ -134,8 +134,8 @@ def merge_kernel(
     b = long(tl.program_id(1))
     parts = tl.arange(0, MOST)
     channels = tl.arange(0, WIDE_V)
-    there = (b * splits + parts) * H + h
-    lse = tl.load(PARTS_LSE + there, mask=parts < splits, other=-float("inf"))
+    offsets = (b * splits + parts) * H + h
+    lse = tl.load(PARTS_LSE + offsets, mask=parts < splits, other=-float("inf"))
     top = tl.max(lse, 0)
     empty = top == -float("inf")
     if SUNK:
@@ -147,7 +147,7 @@ def merge_kernel(
     if SUNK:
         total += tl.exp2((sink - top) * LOG2E)
     out = tl.load(
-        PARTS + there[:, None] * DV + channels[None, :],
+        PARTS + offsets[:, None] * DV + channels[None, :],
         mask=(parts[:, None] < splits) & (channels[None, :] < DV), other=0.0,
     )  # fmt: skip
     mixed = tl.sum(out * weights[:, None], 0) / tl.where(empty, 1.0, total)

@@ -190,17 +190,17 @@ def scores(s, at, rows, cols, b, h, rules, T, S, EDGE, setup: tl.constexpr):
             s = s * rules.scale
         if rules.bias is not None and (EDGE or not setup.masking):
             base = rules.bias + long(b) * rules.bias_b + long(h) * rules.bias_h
-            there = long(rows) * rules.bias_t + long(cols) * rules.bias_s
-            given = tl.load(base + there, mask=(rows < T) & (cols < S), other=0.0)
-            seen = given.to(tl.float32)
+            offsets = long(rows) * rules.bias_t + long(cols) * rules.bias_s
+            stored = tl.load(base + offsets, mask=(rows < T) & (cols < S), other=0.0)
+            added = stored.to(tl.float32)
             if rules.bias.dtype.element_ty == tl.float16:
-                seen = tl.where(given <= LOWEST_HALF, HIDDEN, seen)
+                added = tl.where(stored <= LOWEST_HALF, HIDDEN, added)
             elif setup.dtype == tl.float16:  # as torch's fused kernels see it, which know no larger number
-                near = tl.minimum(tl.maximum(seen, -65504.0), 65504.0).to(tl.float16).to(tl.float32)
-                seen = tl.where(seen <= HIDDEN, HIDDEN, near)
+                near = tl.minimum(tl.maximum(added, -65504.0), 65504.0).to(tl.float16).to(tl.float32)
+                added = tl.where(added <= HIDDEN, HIDDEN, near)
             elif rules.bias.dtype.element_ty != setup.dtype:
-                seen = seen.to(setup.dtype).to(tl.float32)  # likewise
-            s += seen
+                added = added.to(setup.dtype).to(tl.float32)  # likewise
+            s += added
         if rules.slopes is not None:
             # whole numbers up to 2^24: see `cannot`
             s -= tl.load(rules.slopes + h) * tl.abs(at.to(tl.float32) - cols.to(tl.float32))
@@ -240,21 +240,21 @@ def open_scores(s, at, rows, cols, b, h, stop, rules, T, S, left, right, EDGE, s
 @triton.jit
 def seen_by(at, rows, cols, b, h, stop, rules, T, S, left, right, setup: tl.constexpr):
     """What all rules allow of a tile."""
-    seen = in_band(at, cols, stop, left, right, setup)
+    visible = in_band(at, cols, stop, left, right, setup)
     if setup.listed:
-        seen = seen & listed_rules(at, rows, cols, b, h, rules, T, S, setup)
-    return seen
+        visible = visible & listed_rules(at, rows, cols, b, h, rules, T, S, setup)
+    return visible
 
 
 @triton.jit
 def in_band(at, cols, stop, left, right, setup: tl.constexpr):
     """What the rules kept as numbers allow, broadcastable to a tile."""
-    seen = cols < stop
+    visible = cols < stop
     if setup.left:
-        seen = seen & (cols >= at - left)
+        visible = visible & (cols >= at - left)
     if setup.right:
-        seen = seen & (cols <= at + right)
-    return seen
+        visible = visible & (cols <= at + right)
+    return visible
 
 
 @triton.jit
@@ -263,21 +263,21 @@ def listed_rules(at, rows, cols, b, h, rules, T, S, setup: tl.constexpr):
 
     at: the queries' positions, rows: their numbers; cols: the keys.
     """
-    seen = (rows < T) & (cols < S)
+    visible = (rows < T) & (cols < S)
     if rules.keys is not None:
-        seen = seen & (tl.load(rules.keys + long(b) * S + cols, mask=cols < S, other=0) != 0)
+        visible = visible & (tl.load(rules.keys + long(b) * S + cols, mask=cols < S, other=0) != 0)
     if rules.key_ids is not None:
         mine = b * rules.ids_batch * setup.labels
         labels: tl.constexpr = setup.labels
         for n in tl.static_range(labels):
             query = tl.load(rules.query_ids + long(mine + n) * T + rows, mask=rows < T, other=0)
             key = tl.load(rules.key_ids + long(mine + n) * S + cols, mask=cols < S, other=0)
-            seen = seen & (query == key)
+            visible = visible & (query == key)
     if rules.allowed is not None:
         base = rules.allowed + long(b) * rules.allowed_b + long(h) * rules.allowed_h
-        there = long(rows) * rules.allowed_t + long(cols) * rules.allowed_s
-        seen = seen & (tl.load(base + there, mask=(rows < T) & (cols < S), other=0) != 0)
-    return seen
+        offsets = long(rows) * rules.allowed_t + long(cols) * rules.allowed_s
+        visible = visible & (tl.load(base + offsets, mask=(rows < T) & (cols < S), other=0) != 0)
+    return visible
 
 
 @triton.jit

@@ -48,7 +48,7 @@ from .rotations import (
     SLOTS,
     STILL,
     STILL_OBJECT,
-    TOLD,
+    TABLES_PASSED,
     ZEROS,
     constant_rotations,
 )
@@ -124,7 +124,7 @@ def _call_sentences(caller: Caller, causal: bool) -> list[str]:
         sentences.append(LAYOUTS[plan.layout])
     rotations = ", ".join(name for name, slot in plan.slots if slot in SLOTS)
     if rotations:
-        template = ZEROS if plan.table == ADDED else STILL if plan.still else TOLD
+        template = ZEROS if plan.table == ADDED else STILL if plan.still else TABLES_PASSED
         sentences.append(template.format(names=rotations, shape=plan.table))
     for convention in caller.conventions:
         argument, kind, shape = convention.argument, convention.kind, convention.shape

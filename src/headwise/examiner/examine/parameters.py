@@ -412,7 +412,7 @@ def where_of(rows: Tensor) -> str:
     return first if not len(jumps) else f"{first} and so on"
 
 
-ZERO, ONE = -1, -2
+CONSTANT_ZERO, CONSTANT_ONE = -1, -2
 
 
 @torch.no_grad()
@@ -423,8 +423,8 @@ def origin_of(
 ) -> dict[str, list[Tensor]]:
     """Return where each number of the weights comes from: indices into all parameters, flat and in order.
 
-    Keys are the names of `Weights`; those with numbers that no parameter has are left out. ZERO and ONE stand
-    for the numbers of identities and of missing biases.
+    Keys are the names of `Weights`; those with numbers that no parameter has are left out. CONSTANT_ZERO and
+    CONSTANT_ONE stand for the numbers of identities and of missing biases.
 
     Args:
         factors: projections that are products of two or more, the first applied first.
@@ -445,7 +445,7 @@ def origin_of(
 
 def _places(numbers: Tensor, ordered: Tensor, order: Tensor) -> Tensor | None:
     """Return the index of each number in the parameters; None if a number is in none of them."""
-    places = torch.where(numbers == 0, ZERO, ONE)
+    places = torch.where(numbers == 0, CONSTANT_ZERO, CONSTANT_ONE)
     rest = (numbers != 0) & (numbers != 1)
     if not bool(rest.any()):
         return places

@@ -31,7 +31,7 @@ TABLES = (
     "[1, T, 1, D/2]",
     ADDED,
 )
-TOLD = "it is given {names} as tables {shape} of cos and sin"
+TABLES_PASSED = "it is given {names} as tables {shape} of cos and sin"
 STILL = "it is given {names} as tables {shape} that turn all positions alike: the rotation was not judged"
 ZEROS = "it is given {names} as zeros: embeddings of positions were not judged"
 OBJECT = "it is built with a rotation of ours: {names}"

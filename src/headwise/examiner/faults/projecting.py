@@ -304,7 +304,7 @@ def _swapped_back(state: State) -> None:
     state.output = state.output.transpose(0, 1)
 
 
-WHY = (
+REASON = (
     "In self-attention the three inputs are equal and the result is correct; in cross-attention it is wrong."
 )
 INPUTS = [
@@ -318,7 +318,7 @@ INPUTS = [
             "The scores depend on the value input, and the output on the key input.",
             "Swap key and value, in the signature or where they are projected.",
         ),
-        WHY, REPAIR, "inputs", _from_inputs("qvk"), ENTRY,
+        REASON, REPAIR, "inputs", _from_inputs("qvk"), ENTRY,
     ),
     Fault(
         "queries and keys swapped",
@@ -330,7 +330,7 @@ INPUTS = [
             "The output has one row for each key instead of one for each query.",
             "Swap query and key, in the signature or where they are projected.",
         ),
-        WHY, REPAIR, "inputs", _from_inputs("kqv"), ENTRY,
+        REASON, REPAIR, "inputs", _from_inputs("kqv"), ENTRY,
     ),
     Fault(
         "queries and values swapped",
@@ -343,7 +343,7 @@ INPUTS = [
             "the reverse.",
             "Pass the arguments by name, or change their order.",
         ),
-        WHY, REPAIR, "inputs", _from_inputs("vkq"), ENTRY,
+        REASON, REPAIR, "inputs", _from_inputs("vkq"), ENTRY,
     ),
     Fault(
         "value from key",
@@ -355,7 +355,7 @@ INPUTS = [
             "The value input has no effect on the output.",
             "Apply the projection of the values to value instead of key.",
         ),
-        WHY, REPAIR, "inputs", _from_inputs("qkk"),
+        REASON, REPAIR, "inputs", _from_inputs("qkk"),
         (r"(W_v|w_v|v_proj|value|v)\w*\(\s*(key|k|keys)\b", *ENTRY),
     ),
     Fault(
@@ -368,7 +368,7 @@ INPUTS = [
             "The memory decides where to attend, and nothing of it reaches the output.",
             "Project value, or the memory, where the query is projected a second time.",
         ),
-        WHY, REPAIR, "inputs", _from_inputs("qkq"),
+        REASON, REPAIR, "inputs", _from_inputs("qkq"),
         (r"(W_v|w_v|v_proj|to_v|value|v)\w*\(\s*(x|query|q)\b", *ENTRY),
     ),
     Fault(
@@ -381,7 +381,7 @@ INPUTS = [
             "The key input has no effect on the output.",
             "Apply the projection of the keys to key instead of value.",
         ),
-        WHY, REPAIR, "inputs", _from_inputs("qvv"),
+        REASON, REPAIR, "inputs", _from_inputs("qvv"),
         (r"(W_k|w_k|k_proj|key|k)\w*\(\s*(value|v|values)\b", *ENTRY),
     ),
     Fault(

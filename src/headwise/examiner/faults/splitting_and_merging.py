@@ -238,7 +238,7 @@ MERGING = [
 
 RIGHT = "x.view(B, T, H, d_k).transpose(1, 2)"
 REPAIR = "q = q.view(B, T, self.num_heads, self.d_k).transpose(1, 2)  # [B, H, T, d_k]"
-WHY = (
+REASON = (
     "A view does not move numbers. Without a transpose, each 'head' holds all channels of a few tokens "
     "instead of some channels of all tokens: heads mix positions, and masks apply to the wrong tokens."
 )
@@ -333,7 +333,7 @@ SPLITTING = [
             "The shape is correct, but the numbers are in the wrong places: view does not move numbers.",
             "First view as [B, T, H, d_k], then transpose dimensions 1 and 2.",
         ),
-        WHY,
+        REASON,
         REPAIR,
         "split",
         ({"split": _by_view},),
@@ -352,7 +352,7 @@ SPLITTING = [
             "To split, view as [B, T, H, d_k], then transpose(1, 2). To merge, transpose(1, 2), then "
             "reshape.",
         ),
-        WHY,
+        REASON,
         REPAIR,
         "split",
         ({"split": _by_view, **WITHOUT_TRANSPOSE},),

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..diagnosis import NEAR
 from ..evidence import Evidence, ProbeCall, Problem, StepAnswer
 from ..examine.generality import DRAWN, LONG_PROBE
-from ..examine.parameters import ONE
+from ..examine.parameters import CONSTANT_ONE
 from ..recipe import ProbeInputs, State, Weights
 from .requirements import Refusal, SourceFacts
 
@@ -115,7 +115,7 @@ class HiddenProbes:
         made = None
         for places in evidence.origin[name]:
             numbers = torch.zeros(places.shape, dtype=torch.float64)
-            numbers[places == ONE] = 1.0
+            numbers[places == CONSTANT_ONE] = 1.0
             numbers[places >= 0] = self._values[torch.searchsorted(self._places, places[places >= 0])]
             made = numbers if made is None else numbers @ made
         assert made is not None

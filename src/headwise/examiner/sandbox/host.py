@@ -32,7 +32,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn, cast
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 
 
 def package(name: str, folder: Path) -> ModuleType:
@@ -323,7 +323,7 @@ def _examine(
                 evidence.conventions.words.append(f"skipped while it was imported: {lines}{more}")
         if set_there:
             evidence.conventions.words.append(NOTE.format(names=", ".join(set_there)))
-        if on_cpu is not None and on_cpu.met:
+        if on_cpu is not None and on_cpu.used:
             evidence.conventions.words.append(WORDS)
         if caller is None:  # a single step
             caller = cast(Any, evidence.again)
@@ -347,7 +347,7 @@ def _examine(
 
 def main(mode: str, control: str, lock: str, folder: str, *roots: str) -> NoReturn:
     sys.path += [each for each in roots if each not in sys.path]
-    package("headwise", HERE.parents[1])  # before torch: then it imports nothing that is not asked for
+    package("headwise", FOLDER.parents[1])  # before torch: then it imports nothing that is not asked for
     if mode == "alone":  # the three pipes are all it was given
         output, status, talk = (int(each) for each in control.split(","))
         os.dup2(output, 1)

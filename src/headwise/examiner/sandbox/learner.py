@@ -210,7 +210,7 @@ def load_all_the_same(path: Path, source: str) -> tuple[ModuleType, list[str], l
     return module, finder.names, list(_run_by_statement(tree, path, module))
 
 
-KEPT = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Import, ast.ImportFrom)
+DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Import, ast.ImportFrom)
 
 
 def _run_by_statement(tree: ast.Module, path: Path, module: ModuleType) -> Iterator[Skipped]:
@@ -229,7 +229,7 @@ def _run_by_statement(tree: ast.Module, path: Path, module: ModuleType) -> Itera
                 raise RuntimeError("it trains a model")
             exec(code, vars(module))
         except (Exception, SystemExit) as error:
-            if any(isinstance(node, KEPT) for node in ast.walk(statement)):
+            if any(isinstance(node, DEFINITIONS) for node in ast.walk(statement)):
                 raise
             names = {
                 node.id

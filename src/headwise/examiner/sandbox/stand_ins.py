@@ -34,12 +34,12 @@ class OnCPU(TorchFunctionMode):
     """Replaces GPU devices by the CPU.
 
     Attributes:
-        met: whether a GPU was used.
+        used: whether a GPU was used.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.met = False
+        self.used = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -47,7 +47,7 @@ class OnCPU(TorchFunctionMode):
         if func is torch.device:  # creating a device does not use it
             return func(*args, **kwargs)
         if name in ("cuda", "xpu") and args and isinstance(args[0], Tensor):
-            self.met = True
+            self.used = True
             return args[0]
         if name == "pin_memory" and args:
             return args[0]
@@ -55,9 +55,9 @@ class OnCPU(TorchFunctionMode):
         if any(map(self._is_away, args)):
             args = tuple(self._on_cpu(argument) for argument in args)
         if is_move and type(args[1]) is int:  # x.to(0) is the first GPU
-            self.met, args = True, (args[0], "cpu", *args[2:])
+            self.used, args = True, (args[0], "cpu", *args[2:])
         if self._is_away(kwargs.get("device")) or type(kwargs.get("device")) is int:
-            self.met, kwargs = True, {**kwargs, "device": "cpu"}
+            self.used, kwargs = True, {**kwargs, "device": "cpu"}
         return func(*args, **kwargs)
 
     def _is_away(self, value: object) -> bool:
@@ -68,7 +68,7 @@ class OnCPU(TorchFunctionMode):
     def _on_cpu(self, value: object) -> object:
         if not self._is_away(value):
             return value
-        self.met = True
+        self.used = True
         return torch.device("cpu")
 
 

@@ -47,8 +47,8 @@ def promises_output_projection(source: str, first_line: int | None) -> bool:
     if PAPER.search(file_prose):
         return True
     sentences = re.split(r"[.;\n]\s", f"{prose}\n{ast.get_docstring(tree) or ''}\n")
-    said = any(PROSE.search(one) and not DENIED.search(one) for one in sentences)
-    return said or NAMES.search(code) is not None or LAYERS.search(code) is not None
+    promised = any(PROSE.search(sentence) and not DENIED.search(sentence) for sentence in sentences)
+    return promised or NAMES.search(code) is not None or LAYERS.search(code) is not None
 
 
 def _parted(text: str) -> tuple[str, str]:

@@ -25,7 +25,7 @@ RECURSIVE = 0x4000
 PRIVATE = 1 << 18
 READ_ONLY, NO_SUID, NO_DEVICES, NO_EXEC = 1, 2, 4, 8
 
-_HERE = -100  # AT_FDCWD
+_AT_FDCWD = -100  # paths are relative to the current directory
 _AT_RECURSIVE = 0x8000
 _DETACH = 2
 
@@ -79,7 +79,7 @@ def mount_read_only(target: str) -> None:
     """A mount and all mounts below it can be read only from now on (Linux 5.12)."""
     attributes = _MountAttributes(set=READ_ONLY | NO_SUID)
     syscall(
-        "mount_setattr", MOUNT_SETATTR, _HERE, ctypes.c_char_p(os.fsencode(target)), _AT_RECURSIVE,
+        "mount_setattr", MOUNT_SETATTR, _AT_FDCWD, ctypes.c_char_p(os.fsencode(target)), _AT_RECURSIVE,
         ctypes.byref(attributes), ctypes.sizeof(attributes),
     )  # fmt: skip
 
