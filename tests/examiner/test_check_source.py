@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
+import sys
 import sysconfig
 import traceback
 from pathlib import Path
@@ -17,6 +21,7 @@ from headwise.examiner.faults.fault import Fault
 from headwise.examiner.source.likely_classes import candidates
 from headwise.examiner.source.lines import line_of
 from headwise.examiner.source.names import Undefined, undefined_names
+from headwise.examiner.source.parsed import find_source, nodes, segment, source_of_definition
 
 PAGE_ONE = '''
 import torch
@@ -738,3 +743,67 @@ def test_statements_over_several_lines_are_quoted_whole() -> None:
     )
     explanation = explain(raised(source, "f(torch.ones(3))"), source)
     assert "`return torch.softmax(x.long(), dim=-1)`" in explanation
+
+
+# Where a class is in its file
+
+NESTED = """
+import functools
+
+
+class Plain:
+    class Inner:
+        a = "é"; b = (1,
+            2)
+
+
+@functools.cache
+class Decorated:
+    pass
+
+
+def made():
+    try:
+        class Local:
+            pass
+    except ValueError as error:
+        class Handler(ValueError):
+            pass
+        raise
+    return Local
+
+
+if True:
+    class Twice:
+        first = 1
+else:
+    class Twice:
+        second = 2
+"""
+
+
+def test_a_class_is_found_where_inspect_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nested_classes.py").write_text(NESTED, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("nested_classes")
+    monkeypatch.delitem(sys.modules, "nested_classes")
+    monkeypatch.setitem(sys.modules, "nested_classes", module)
+    decorated = module.Decorated.__wrapped__
+    for owner in (module.Plain, module.Plain.Inner, decorated, module.made(), module.Twice, module.made):
+        assert find_source(owner) == inspect.findsource(owner)
+        assert source_of_definition(owner) == inspect.getsource(owner)
+    assert find_source(module.Plain.Inner)[1] == 5
+    with pytest.raises(OSError, match=r"class definition|source code"):
+        find_source(type("Made", (), {"__module__": "nested_classes"}))
+    with pytest.raises(TypeError, match="built-in"):
+        find_source(int)
+
+
+def test_nodes_are_those_of_ast_in_its_order() -> None:
+    tree = ast.parse(NESTED)
+    every = list(ast.walk(tree))
+    for kind in (ast.ClassDef, (ast.FunctionDef, ast.ClassDef), ast.Assign, ast.stmt):
+        assert list(nodes(tree, kind)) == [node for node in every if isinstance(node, kind)]
+    for node in every:
+        if isinstance(node, (ast.stmt, ast.expr)):
+            assert segment(NESTED, node) == ast.get_source_segment(NESTED, node)

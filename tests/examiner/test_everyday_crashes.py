@@ -108,20 +108,23 @@ def test_an_empty_forward_is_still_to_be_written(tmp_path: Any, one_template: An
 
 
 def test_the_verdict_stays_if_the_process_for_the_repaired_file_cannot_start(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, one_template: Template
 ) -> None:
     """The exception of the second process replaced the verdict of the first."""
-    tried = checked(tmp_path, None, "w = s.softmax(-2)")
+    tried = checked(tmp_path, one_template, "w = s.softmax(-2)")
     assert [fault.tried for fault in tried.faults] == [True] and "with this repair" in str(tried)
 
+    folders = []
+
     def copy(self: Template, folder: Path, *ends: int) -> Copy:
-        if folder.name != "1":
+        folders.append(folder)
+        if len(folders) == 2:
             raise BackendUnavailable("a process cannot start: no memory is left")
         return own_copy(self, folder, *ends)
 
     own_copy = Template.copy
     monkeypatch.setattr(Template, "copy", copy)
-    report = checked(tmp_path, None, "w = s.softmax(-2)")
+    report = checked(tmp_path, one_template, "w = s.softmax(-2)")
     assert report.verdict == "wrong" and report.summary == tried.summary
     assert [(fault.key, fault.tried) for fault in report.faults] == [("softmax over queries", None)]
     assert "the repair was not tried: a process cannot start: no memory is left" in report.not_judged

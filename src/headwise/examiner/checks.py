@@ -78,10 +78,12 @@ def check(
 
 def _source_of(obj: object) -> tuple[str | None, str | None]:
     """Return the text and the path of the file that defines obj; None where there is none."""
+    from .source.parsed import find_source
+
     owner = obj if inspect.isclass(obj) or inspect.isroutine(obj) else type(obj)
     try:
         path = inspect.getsourcefile(owner)
-        lines, _ = inspect.findsource(owner)
+        lines, _ = find_source(owner)
     except (OSError, TypeError):
         return None, None
     return "".join(lines), path

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from ..source.parsed import tree_of
+from ..source.parsed import source_of_definition, tree_of
 from .subject import fields_of
 from .vocabulary import FRAMEWORKS
 
@@ -45,7 +45,7 @@ def _conditions(obj: Any) -> dict[str, list[object]]:
         if owner is object or (owner.__module__ or "").startswith(FRAMEWORKS):
             continue
         try:
-            tree = tree_of(inspect.getsource(owner))
+            tree = tree_of(source_of_definition(owner))
         except (OSError, TypeError):
             continue
         trees += [] if tree is None else [tree]

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..source.parsed import source_of_definition
 from .causal_switches import conditions_of, may_change_output, other_values
 from .rotations import Rotation, is_rotation, rotations_are_constant
 from .subject import Sizes
@@ -245,7 +246,7 @@ def parameters_of(cls: type) -> list[inspect.Parameter]:
 def source_of(code: Any) -> str:
     """Return the source of a class or function, "" where there is none."""
     try:
-        return inspect.getsource(code)
+        return source_of_definition(code)
     except (OSError, TypeError):
         return ""
 

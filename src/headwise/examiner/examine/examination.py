@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ...errors import ArgumentError
 from ..evidence import SWITCHED, Conventions, Evidence, Finding, ProbeCall, Problem
 from ..recipe import Design, ProbeInputs, State, Step, steps_of
-from ..source.parsed import unwarned
+from ..source.parsed import find_source, tree_of
 from .caller import Caller, inputs_for, map_inputs, shift_second_sample
 from .causal_switches import conditions_of, instance_switches, may_change_output, other_values
 from .construction import (
@@ -197,14 +197,11 @@ def _first_line(obj: object, name: str, source: str | None) -> int | None:
     """Return the first line of the code in its file, or None."""
     try:
         owner = obj if inspect.isclass(obj) or inspect.isroutine(obj) else type(obj)
-        with unwarned():
-            return inspect.getsourcelines(owner)[1]
+        return find_source(inspect.unwrap(owner))[1] + 1
     except (OSError, TypeError):
         pass
-    try:
-        with unwarned():
-            tree = ast.parse(source or "")
-    except SyntaxError:
+    tree = tree_of(source or "")
+    if tree is None:
         return None
     nodes = (node for node in ast.walk(tree) if getattr(node, "name", None) == name)
     return next((node.lineno for node in nodes if hasattr(node, "lineno")), None)

@@ -23,7 +23,18 @@ from torch.nn.functional import normalize
 
 from .. import recipe
 from ..faults import FAULTS
-from ..recipe import EVERY, Design, ProbeInputs, State, Weights, normed, pairs, steps_of, turned
+from ..recipe import (
+    EVERY,
+    Design,
+    ProbeInputs,
+    State,
+    Weights,
+    normed,
+    pairs,
+    steps_of,
+    turned,
+    without_modes,
+)
 from .call_record import CallRecord, Norm, bypassed_norms, equal_tensors, record_call, record_scores
 from .caller import QKV, Caller, inputs_for
 from .environment import CAUGHT
@@ -262,6 +273,7 @@ class Fit:
     visible: Tensor  # bool [T, S]
 
 
+@without_modes
 def fit(scores: Tensor, products: Tensor) -> Fit | None:
     """Fit scores [B, H, T, S] as scale q.k + bias; return None if they are not of that form."""
     if scores.shape != products.shape or scores.shape[0] < 2:
@@ -525,21 +537,12 @@ def _wrong_rotation(caller: Caller, inner: Projections, inputs: QKV, texts: Sequ
         state = _state(weights, H, inputs)
     except (RuntimeError, ValueError, IndexError):
         return []
-    D = state.q.shape[-1]
-    if D % 2:
+    if state.q.shape[-1] % 2:
         return []
     written = [float(number.replace("_", "")) for text in texts for number in NUMBER.findall(text)]
-    for base in dict.fromkeys((*BASES, *(number for number in written if number > 50))):
-        frequencies = base ** (torch.arange(D // 2, dtype=torch.float64) * -2 / D)
-        for neighbours in (0.0, 1.0):
-            numbers = {"channels": float(D), "first": 0.0, "neighbours": neighbours}
-            for fault, words, changed in WRONG_ROTATIONS:
-                made = Design("rope", "", {**numbers, **changed}, {"frequencies": frequencies}, fault)
-                q = turned(state.q, made) if made.numbers.get("q", 1.0) else state.q
-                k = turned(state.k, made) if made.numbers.get("k", 1.0) else state.k
-                if fit(scores, q @ k.mT) is not None:
-                    made.words = f"{_rope_words(frequencies, D, D, 0, bool(neighbours))}, {words}"
-                    return [made]
+    made = _rotation_of(scores, state, [*BASES, *(number for number in written if number > 50)])
+    if made is not None:
+        return [made]
     for way in FAULTS["groups repeated in wrong order"].ways:
         try:
             state = recipe.run(ProbeInputs(*inputs), weights, H, way)
@@ -549,6 +552,24 @@ def _wrong_rotation(caller: Caller, inner: Projections, inputs: QKV, texts: Sequ
         if rope is not None and fit(scores, turned(state.q, rope) @ turned(state.k, rope).mT) is not None:
             return [rope]
     return []
+
+
+@without_modes
+def _rotation_of(scores: Tensor, state: State, bases: Sequence[float]) -> Design | None:
+    """Return the wrong rotation with one of these bases that fits the scores."""
+    D = state.q.shape[-1]
+    for base in dict.fromkeys(bases):
+        frequencies = base ** (torch.arange(D // 2, dtype=torch.float64) * -2 / D)
+        for neighbours in (0.0, 1.0):
+            numbers = {"channels": float(D), "first": 0.0, "neighbours": neighbours}
+            for fault, words, changed in WRONG_ROTATIONS:
+                made = Design("rope", "", {**numbers, **changed}, {"frequencies": frequencies}, fault)
+                q = turned(state.q, made) if made.numbers.get("q", 1.0) else state.q
+                k = turned(state.k, made) if made.numbers.get("k", 1.0) else state.k
+                if fit(scores, q @ k.mT) is not None:
+                    made.words = f"{_rope_words(frequencies, D, D, 0, bool(neighbours))}, {words}"
+                    return made
+    return None
 
 
 def rotation_over_another_axis(caller: Caller, projections: Projections) -> Design | None:

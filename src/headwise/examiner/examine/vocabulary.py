@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ..source.parsed import unwarned
+from ..source.parsed import DEFINITIONS, nodes, readable, segment, source_of_definition, tree_of
 
 FRAMEWORKS = ("torch", "pytorch_lightning", "lightning.")  # modules that are not part of a submission
 
@@ -262,21 +262,15 @@ def source_texts(obj: object, source: str | None) -> list[str]:
         if not owners:
             return []
     texts = []
-    tree = None
-    try:
-        with unwarned():
-            tree = ast.parse(source) if source else None
-    except SyntaxError:
-        tree = None
+    text, tree = (readable(source), tree_of(source)) if source else (None, None)
+    definitions = {node.name: node for node in nodes(tree, DEFINITIONS)} if tree is not None else {}
     for owner in owners:
-        name = getattr(owner, "__name__", "")
-        named = [n for n in ast.walk(tree) if getattr(n, "name", None) == name] if tree is not None else []
-        if named and source is not None:
-            texts.append(ast.get_source_segment(source, named[-1]) or "")
+        definition = definitions.get(getattr(owner, "__name__", ""))  # the last of its name
+        if definition is not None and text is not None:
+            texts.append(segment(text, definition))
             continue
         try:
-            with unwarned():
-                texts.append(inspect.getsource(owner))
+            texts.append(source_of_definition(owner))
         except (OSError, TypeError):
             continue
     texts.append((ast.get_docstring(tree) or "") if tree is not None else "")

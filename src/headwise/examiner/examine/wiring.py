@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..evidence import Finding, Role
-from ..recipe import Design, ProbeInputs, Weights
-from ..source.parsed import unwarned
+from ..recipe import Design, ProbeInputs, Weights, without_modes
+from ..source.parsed import tree_of
 from .caller import Caller
 from .parameters import path_role
 from .projections import NEARLY, Projections
@@ -47,10 +47,8 @@ ELSEWHERE = re.compile(  # a docstring that says where the output projection is
 
 def projected_elsewhere(name: str, source: str | None) -> Design | None:
     """Return the design of an output projection that another class of the file applies."""
-    try:
-        with unwarned():
-            tree = ast.parse(source or "")
-    except SyntaxError:
+    tree = tree_of(source or "")
+    if tree is None:
         return None
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     made = {class_name: _made_in(node) for class_name, node in classes.items()}
@@ -166,6 +164,7 @@ def find_wiring(
     return projections, []
 
 
+@without_modes
 def _chosen(
     probe: ProbeInputs, output: Tensor, H: int, scale: float, single: list[_Matrix], last: list[_Matrix]
 ) -> tuple[_Matrix, _Matrix, _Matrix, _Matrix] | None:

@@ -180,6 +180,7 @@ def _mean_the_same(lines: list[CodeLine]) -> bool:
     )
 
 
+@lru_cache(maxsize=16)
 def own_code(source: str, first_line: int | None) -> str:
     """Return the statements, a line each, of the definition on `first_line`, or of the file if None."""
     tree = tree_of(source)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import ast
 import difflib
+import inspect
 import re
+import sys
 import textwrap
 import threading
 import warnings
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = Function | ast.ClassDef
+BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")  # of statements, as ast.walk orders
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 A = TypeVar("A", bound=ast.AST)
@@ -38,27 +42,98 @@ def unwarned() -> Iterator[None]:
         yield
 
 
-@lru_cache(maxsize=8)
 def readable(source: str) -> str | None:
     """Return the source so that it parses, unindented if it is a pasted method; None if it cannot."""
+    return _parsed(source)[0]
+
+
+def tree_of(source: str) -> ast.Module | None:
+    """Return the syntax tree of `source`, or None if it is not valid Python."""
+    return _parsed(source)[1]
+
+
+@lru_cache(maxsize=8)
+def _parsed(source: str) -> tuple[str, ast.Module] | tuple[None, None]:
     for text in (source, textwrap.dedent(source)):
         try:
             with unwarned():
-                ast.parse(text)
+                return text, ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
-        return text
-    return None
+    return None, None
+
+
+def find_source(owner: Any) -> tuple[list[str], int]:
+    """Return the lines of the file of a class or function and the index of its first line.
+
+    The result is that of `inspect.findsource`. Before Python 3.13 that function parses and walks the whole
+    file for each class. Here the classes of a file are listed once; a name that is bound several times goes
+    to `inspect`.
+
+    Raises:
+        OSError, TypeError: there is no source.
+    """
+    module = sys.modules.get(getattr(owner, "__module__", None) or "") if inspect.isclass(owner) else None
+    if module is None or hasattr(owner, "__firstlineno__"):
+        return _inspected(owner)
+    try:
+        lines, _ = _inspected(module)
+    except (OSError, TypeError):
+        return _inspected(owner)
+    starts = _class_starts("".join(lines)).get(owner.__qualname__, ())
+    return (lines, starts[0] - 1) if len(starts) == 1 else _inspected(owner)
+
+
+def _inspected(owner: Any) -> tuple[list[str], int]:
+    with unwarned():
+        return inspect.findsource(owner)
+
+
+def source_of_definition(owner: Any) -> str:
+    """Return the text of a class or function, as `inspect.getsource`.
+
+    Raises:
+        OSError, TypeError: there is no source.
+    """
+    lines, start = find_source(inspect.unwrap(owner))
+    return "".join(inspect.getblock(lines[start:]))
 
 
 @lru_cache(maxsize=8)
-def tree_of(source: str) -> ast.Module | None:
-    """Return the syntax tree of `source`, or None if it is not valid Python."""
-    text = readable(source)
-    if text is None:
-        return None
-    with unwarned():
-        return ast.parse(text)
+def _class_starts(source: str) -> dict[str, list[int]]:
+    """Return the qualified name of each class of a source -> the first lines of the classes of that name."""
+    starts: dict[str, list[int]] = {}
+
+    def read(node: ast.AST, prefix: str) -> None:
+        for child in _inner_statements(node):
+            if isinstance(child, ast.ClassDef):
+                first = child.decorator_list[0].lineno if child.decorator_list else child.lineno
+                starts.setdefault(prefix + child.name, []).append(first)
+                read(child, f"{prefix}{child.name}.")
+            else:
+                read(child, f"{prefix}{child.name}.<locals>." if isinstance(child, FUNCTIONS) else prefix)
+
+    tree = tree_of(source)
+    if tree is not None:
+        read(tree, "")
+    return starts
+
+
+def segment(source: str, node: ast.stmt | ast.expr) -> str:
+    """Return the text of a node, as `ast.get_source_segment`, which splits the whole source each time."""
+    lines = _lines(source)
+    first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+    begin, end = node.col_offset, node.end_col_offset  # in bytes
+    if first == last:
+        return lines[first].encode()[begin:end].decode()
+    head, tail = lines[first].encode()[begin:].decode(), lines[last].encode()[:end].decode()
+    return "".join([head, *lines[first + 1 : last], tail])
+
+
+@lru_cache(maxsize=8)
+def _lines(source: str) -> list[str]:
+    """Return the lines as Python counts them: a form feed, unlike for `splitlines`, ends none."""
+    return re.findall(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+", source)
 
 
 def text_of(source: str, line: int | None) -> str:
@@ -87,7 +162,25 @@ def nodes(tree: ast.AST, kind: tuple[type[A], type[B], type[C]]) -> Iterator[A |
 def nodes(tree: ast.AST, kind: tuple[type[ast.AST], ...]) -> Iterator[ast.AST]: ...
 def nodes(tree: ast.AST, kind: type[ast.AST] | tuple[type[ast.AST], ...]) -> Iterator[ast.AST]:
     """Yield the nodes of a tree that are of the given kind, in the order of `ast.walk`."""
-    return (node for node in ast.walk(tree) if isinstance(node, kind))
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    walk = _statements if all(issubclass(each, ast.stmt) for each in kinds) else ast.walk
+    return (node for node in walk(tree) if isinstance(node, kind))
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield what `ast.walk` yields, without expressions: they hold no statements, and are most of a tree."""
+    waiting = deque([tree])
+    while waiting:
+        node = waiting.popleft()
+        waiting.extend(_inner_statements(node))
+        yield node
+
+
+def _inner_statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements directly inside a node, with handlers of exceptions and cases of a match."""
+    if not isinstance(node, ast.expr):
+        for name in BLOCKS:
+            yield from getattr(node, name, ())
 
 
 def loaded_names(tree: ast.AST) -> set[str]:

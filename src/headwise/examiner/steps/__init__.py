@@ -26,7 +26,7 @@ from ..exceptions import explain
 from ..faults.fault import Fault
 from ..report import Named, Report, largest_difference
 from ..source.lines import line_of
-from ..source.parsed import text_of, tree_of
+from ..source.parsed import readable, segment, text_of, tree_of
 from . import blocks_and_scores, mask_functions, softmax_and_heads
 from .step_engine import (
     CERTAIN,
@@ -140,11 +140,11 @@ def _is_block(cls: type, source: str | None) -> bool:
 
 def _text_of(cls: type, source: str | None) -> str:
     """Return the source of a class and of its parents in the same file."""
-    tree = tree_of(source or "")
+    text, tree = readable(source or "") or "", tree_of(source or "")
     body = [] if tree is None else tree.body
     classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
     parents = [classes[each.__name__] for each in cls.__mro__ if each.__name__ in classes]
-    return "\n".join(ast.get_source_segment(source or "", node) or "" for node in parents)
+    return "\n".join(segment(text, node) for node in parents)
 
 
 # Examining
