@@ -143,6 +143,7 @@ SKIPPED = {
 }  # fmt: skip
 
 
+@pytest.mark.thinned(keep=["a text", "training"])
 @pytest.mark.parametrize("package", SKIPPED)
 def test_statements_that_cannot_run_here_are_skipped_and_told(
     package: str, tmp_path: Path, one_template: Template
