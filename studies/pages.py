@@ -26,26 +26,31 @@ TITLES = {"minilm": "MiniLM-L6", "smollm2": "SmolLM2-135M", "mini": "mini"}
 
 OPENING = """# What heads do, measured
 
-Courses say: one head for subject and verb, one for adjectives, one for distant words, one for positions; many heads find more than one; if one fails,
-others compensate. This page tests these claims in three trained models: MiniLM-L6, SmolLM2-135M and mini. All numbers are from files in `studies/results/`.
-Each is compared with a rule that needs no model, or with the same model with random weights.
+Courses say that one head relates subject and verb, one handles adjectives, one distant words and one positions; that many heads find more relations than
+one head; and that others compensate if one fails. This page tests such claims in three trained models: MiniLM-L6, SmolLM2-135M and mini. All numbers come
+from files in `studies/results/`. Each number is compared with a rule that needs no model, or with the same model with random weights.
 """
 ROLES = """## Roles
 
-`hw.roles(model, tokenizer)` measures for every head how often its heaviest word is the related word. The sentences come from a small grammar, so every
-relation is known (Clark 2019 used a treebank). The head is chosen on one half of the words and sentence shapes and measured on the other. A role is found if
-the head is better by 0.15 or more than every trivial rule: a fixed offset, the nearest word of that class, the first noun. With random weights no role is
-found. The grammar, including the measured half, was written while looking at these models, so the shares are somewhat favourable.
+`hw.roles(model, tokenizer)` measures for every head in which share of cases the word with the largest weight is the related word. The sentences come from a
+small grammar, so every relation is known (Clark 2019 used a treebank). The head is chosen on one half of the words and sentence shapes, and the share in the
+table is measured on the other half. A role is found if this share is larger by 0.15 or more than that of every trivial rule: a fixed offset, the nearest word of
+that class, the first noun. With random weights no role is found. The whole grammar was written while we looked at these three models, so the shares are probably
+larger than they would be with an independent grammar.
 """
 EFFECTS = """## Effects of roles
 
-For each role, a behaviour was defined beforehand. The heads with that role are set to their mean, and for comparison as many other heads of the same layers
-(draws). "margin" is the log-probability of the right continuation minus that of the wrong one, "as large" the number of draws with at least as large a drop.
-"No effect" is the most common result: that a head attends to a word does not show that the model uses it.
+For each role, a behaviour of the model was defined before the measurement. The heads with that role are switched off by setting their output to its mean. For
+comparison, the same number of other heads of the same layers is switched off (a draw). The columns: "margin" is the log-probability of the right continuation
+minus that of the wrong one, with all heads on, and "off" the same with the heads switched off; "change" is the difference of the two; "draws" is the range of
+changes in all draws; "as large" counts the draws in which the margin falls at least as much. "Not able" means that the model does not show the behaviour even
+with all heads on. "No effect" is the most common verdict: that a head attends to a word does not show that the model uses it.
 """
 CLAIMS = """## The claims, one by one
 
-Claims of five course pages on multi-head attention, in the pages' own sentence, "The cat that I saw yesterday ran away", and in general.
+The claims are from five course pages on multi-head attention. Some are tested on the sentence of these pages, "The cat that I saw yesterday ran away" ("in its
+own sentence"), the others on many sentences or texts. An arrow is a pair of words that the claim connects. "Shuffled" is the mean number of right arrows with shuffled
+weights, and P the probability that the best of all heads is as good by chance.
 """
 HEADS = """## Why many heads?
 

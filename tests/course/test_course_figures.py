@@ -115,7 +115,7 @@ def test_which_head_counts_are_told_apart_is_what_lesson_12_says() -> None:
     assert clear == [16, 32]
     text = text_of("12_why_many_heads.py", "markdown")
     assert "**16 and 32 heads are clearly worse than 8**" in text
-    assert "**1, 2 and 4 cannot be told apart from 8**" in text
+    assert "**For 1, 2 and 4 heads there is no clear difference from 8**" in text
 
 
 def test_sinks_of_smollm2_are_more_than_all_other_labels_as_lesson_13_says() -> None:

@@ -498,7 +498,7 @@ def robustness(
             smaller.
         single: whether to remove each head alone, too.
         scores: importance of the heads, if already measured. Default: `headwise.importance` by gradients.
-        seed: of the the number of random orders.
+        seed: the seed of the random orders.
         progress, fallback: as in `headwise.importance`.
 
     Raises:

@@ -3,7 +3,7 @@
 # %% question: [1] Why are scores divided by the square root of d_k, and why not by that of d_model?
 # A dot product of $d_k$ independent terms of variance 1 has variance $d_k$: with $d_k = 64$ its standard
 # deviation is 8. With scores that large, the softmax puts almost all weight on one key and has hardly any
-# gradient. Divided by $\sqrt{d_k}$ the scores have standard deviation 1, whatever the width of the head.
+# gradient. After division by $\sqrt{d_k}$ the scores have standard deviation 1 for any width of the head.
 #
 # The dot product is a sum over the channels of one head, so its width counts. Dividing by
 # $\sqrt{d_{model}} = \sqrt{512}$ would leave a standard deviation of 0.35: attention would be too uniform,
@@ -89,8 +89,8 @@ else:
     raise AssertionError
 
 # %% question: [5] How many parameters has multi-head attention with d_model = 512 and 8 heads, and how many with 16 heads?
-# 1,050,624 with either: four matrices of $512 \times 512$ and four biases of 512. The heads are slices of
-# these matrices; more heads are narrower slices.
+# 1,050,624 in both cases: four matrices of $512 \times 512$ and four biases of 512. The heads are slices of
+# these matrices; with more heads the slices are narrower.
 #
 # This assumes the convention $d_k = d_{model} / h$. Another head width, or fewer heads for keys and values
 # (grouped heads), changes the count.
@@ -115,7 +115,7 @@ assert parameters(hw.MultiHeadAttention(512, 8, num_kv_heads=2)) < parameters(ei
 # Concatenation only puts heads side by side: each head would stay in its own channels. With $W_O$ every head
 # contributes to every channel of the model.
 #
-# Split into one block of rows per head, $W_O$ shows that the output is a sum over heads,
+# If $W_O$ is split into one block of rows per head, the output is a sum over heads,
 # $\text{Concat}(\text{head}_1, .., \text{head}_h) W_O = \sum_i \text{head}_i W_O^{(i)}$. Each head adds its
 # own term, independently of the others.
 
@@ -262,8 +262,8 @@ assert torch.equal(one_head @ values, one_head @ swapped)
 assert not torch.equal(two_heads @ values, two_heads @ swapped)
 
 # %% question: [13] What does a heat map of attention weights show, and what does it not show?
-# It shows how much weight each query gives to each key: a row per query, a column per key, every row sums to
-# 1.
+# It shows how much weight each query gives to each key: there is a row per query and a column per key, and
+# every row sums to 1.
 #
 # It does not show the values. A key with weight 0.9 contributes nothing if its value is zero, and $W_O$ may
 # ignore the output of a head. Nor does it show that the model needs the head: to find out, change the head

@@ -99,15 +99,15 @@ print(f"with residuals after {len(layers)}: {apart(with_residual):.2f}")
 ratios = [after / before for before, after in pairwise(shares)]
 assert ratios[0] > ratios[1] > ratios[2] and shares[-1] < 1e-4 and apart(with_residual) > 0.9
 
-# %% question: [10] How is softmax computed block by block without storing the whole row, and what does FlashAttention gain by it?
+# %% question: [10] How is softmax computed block by block without storing the whole row, and why does this make FlashAttention faster?
 # Store three things per query: the largest score so far $m$, the sum $l = \sum e^{s - m}$, and the output so
 # far $o = \sum e^{s - m} v$. A new block may bring a larger $m'$: multiply $l$ and $o$ by $e^{m - m'}$, then
 # add the block. At the end $o / l$ is exact, not an approximation.
 #
 # So the matrix of scores is never written to the GPU's main memory; each tile stays in the fast memory of the
-# chip. For 32 heads of 16,384 tokens in 2 bytes that matrix has 16 GiB. There is not less arithmetic; in the
-# backward pass there is even more, because weights are computed again. It is faster because reading and
-# writing the matrix took most of the time.
+# chip. For 32 heads of 16,384 tokens in 2 bytes that matrix has 16 GiB. The number of operations is not
+# smaller, and in the backward pass it is larger, because weights are computed again. It is faster because
+# reading and writing the matrix takes most of the time of ordinary attention.
 
 # %%
 import torch
@@ -133,8 +133,8 @@ assert error < 1e-12 and gib == 16
 # and a head of width 8, scores have rank 8 and weights rank 64.
 #
 # A narrow head can represent fewer patterns: not every matrix of scores can be computed from so few numbers
-# per token. Twice as many heads of half the width give more patterns, but simpler ones. It is a trade-off,
-# not a gain.
+# per token. Twice as many heads of half the width give more patterns, but simpler ones. So more heads are a
+# trade-off.
 
 # %%
 import torch
@@ -183,7 +183,7 @@ assert output[-1].argmax() == 0 and output[-1].max() > 0.99
 alone = head(token, token, token)  # one layer: A matches the earlier A and itself
 assert alone[-1].argmax() == 4
 
-# %% question: [14] Many heads of trained models can be removed. How is that done exactly, what does it save, and what must be tested?
+# %% question: [14] Many heads of trained models can be removed. How is a head removed exactly, what does it save, and what must be tested?
 # Cutting out a head is the same as multiplying its output by 0: its rows of $W_Q$, $W_K$ and $W_V$ and its
 # columns of $W_O$ (as `nn.Linear` stores them) are deleted, and the smaller layer computes exactly that. With
 # $E = 512$ and heads of 64 this saves 131,072 weights and 192 biases a head.
@@ -248,13 +248,13 @@ assert torch.allclose(learned[0, 0, 0], with_sink)
 
 # %% question: [15] How do RoPE and ALiBi make scores depend on positions only through their distance, and how do they differ?
 # RoPE rotates pairs of channels of queries and keys by an angle proportional to the position. The dot product
-# of two rotated vectors depends on the difference of their angles: $R_m^\top R_n = R_{n-m}$. Query and key
-# still matter, together with their distance. Values are not rotated, lengths of vectors do not change,
-# nothing is learned. Longer texts than in training have new angles and need scaling (NTK, YaRN).
+# of two rotated vectors depends on the difference of their angles: $R_m^\top R_n = R_{n-m}$. So a score
+# depends on the query, on the key and on their distance. Values are not rotated, lengths of vectors do not
+# change, nothing is learned. Longer texts than in training have new angles and need scaling (NTK, YaRN).
 #
 # ALiBi subtracts slope × distance from the score, whatever query and key are. Each head has its own slope,
-# with 8 heads from 1/2 down to 1/256, so heads have different ranges. This also works for texts longer than
-# in training, though very distant keys get hardly any weight.
+# with 8 heads from 1/2 down to 1/256, so heads have different ranges. ALiBi also works for texts longer than
+# in training, but very distant keys get hardly any weight.
 
 # %%
 import torch
@@ -283,14 +283,15 @@ print("slopes of 8 heads: 1 /", [round(1 / slope) for slope in slopes])
 assert slopes[0] == 1 / 2 and slopes[-1] == 1 / 256
 
 # %% question: [15] A layer with 128 heads of 128 caches one latent of 512 and 64 rotary channels per token: what is saved, and are keys ever computed?
-# Ordinary heads would cache $2 \cdot 128 \cdot 128$ = 32,768 numbers a token, this one 576: 57 times less.
-# Each head still has its own keys and values, as linear maps of the shared latent $c$.
+# Ordinary heads would cache $2 \cdot 128 \cdot 128$ = 32,768 numbers per token, and this layer caches 512 +
+# 64 = 576: 57 times less. Each head still has its own keys and values, as linear maps of the shared latent
+# $c$.
 #
-# In generation they are never computed. The score is $q^\top (W_K c) = (W_K^\top q)^\top c$, so $W_K$ can be
-# applied to the query, and the scores are computed from the latents; in the same way $W_V$ can be applied
-# after the weighted mean. A rotation between $q$ and $W_K$ would differ for each distance and make this
-# impossible, so rotary positions have separate channels, shared by all heads. The layer reads its cache like
-# a single key/value head, but its heads have different keys and values.
+# During generation these keys and values are never computed. The score is $q^\top (W_K c) = (W_K^\top q)^\top
+# c$, so $W_K$ can be applied to the query, and the scores are computed from the latents; in the same way
+# $W_V$ can be applied after the weighted mean. A rotation between $q$ and $W_K$ would differ for each
+# distance and make this impossible, so rotary positions have separate channels, shared by all heads. The
+# layer reads its cache like a single key/value head, but its heads have different keys and values.
 
 # %%
 import torch
@@ -330,10 +331,11 @@ assert weights == 2 * 1024 * 2048 + 2 * 1024 * 1024 == 6_291_456 and others == 2
 assert 4 * p.d_model**2 == 4_194_304 and layer.out_proj.weight.shape == (1024, 2048)
 
 # %% question: [17] Why is attention during generation bound by memory and not by arithmetic, and what do grouped heads change?
-# A new token reads all cached keys and values: $2 H_k D S$ numbers per layer. Each number is used in one
-# multiplication and one addition per query head that shares it: $4 H D S$ operations. With 2 bytes per number
-# this is $H / H_k$ operations per byte: 1 for Llama 2 7B, 4 for Llama 3 8B, 71 for Falcon 7B with a single
-# key/value head. Processors can do far more than a few per byte they read, so they wait.
+# A new token reads all cached keys and values: $2 H_k D S$ numbers per layer. For each number there is one
+# multiplication and one addition per query head that shares it: $4 H D S$ operations in all. With 2 bytes per
+# number this is $H / H_k$ operations per byte: 1 for Llama 2 7B, 4 for Llama 3 8B, 71 for Falcon 7B with a
+# single key/value head. A GPU can do hundreds of operations in the time in which it reads one byte, so it
+# waits for memory.
 #
 # A larger batch does not help, since each sequence has its own cache (the weights of the projections, in
 # contrast, are read once for all sequences). Fewer key/value heads, fewer bytes per number, or a window do

@@ -118,7 +118,7 @@ for options in ({"rope": hw.nn.Rope()}, {"sinks": True}):
 # that must be hidden. From `scaled_dot_product_attention` with a boolean mask: 0, and the same from headwise.
 #
 # This happens with padding at the front and a causal mask, and with empty texts in a batch. Zero is the
-# safest result: the mean goes unnoticed.
+# safest result: NaN breaks the training, and nobody notices the mean of hidden values.
 
 # %%
 import torch
@@ -149,8 +149,8 @@ assert weight.grad.isnan().all()
 
 # %% question: [7] How do you test that a causal layer does not attend to the future?
 # By gradients: the gradient of output $t$ with respect to any input after $t$ must be exactly zero, not just
-# small. With 6 tokens this is true of 15 of the 36 pairs. Or change the last token: all outputs but the last
-# must stay the same.
+# small. With 6 tokens, 15 of the 36 pairs of an output and an input must have a gradient of zero. Or change
+# the last token: all outputs but the last must stay the same.
 #
 # Also test that output $t$ depends on token $t$ and all tokens before it; otherwise the mask is off by one in
 # the other direction. In training, a leak shows as a loss that is too low while generation is bad.
@@ -222,8 +222,8 @@ assert plain and not masked
 
 # %% question: [9] Which fraction of the weights of a Transformer block belongs to attention?
 # A third, in the classic block: four matrices of $E \times E$ in attention, two of $E \times 4E$ in the
-# feed-forward network, $4E^2$ of $12E^2$. With $E = 512$: 1,048,576 of 3,145,728. The number of heads does
-# not matter.
+# feed-forward network, so attention has $4E^2$ of $12E^2$ weights. With $E = 512$ these are 1,048,576 of
+# 3,145,728. The number of heads does not matter.
 #
 # Grouped heads make attention's fraction smaller; a gated feed-forward network has three matrices instead of
 # two.
@@ -294,7 +294,7 @@ assert total == 256 and bits == 8 and near.unique().tolist() == [100.0, 100.5]
 # tutorials write 0 for hidden, which is the second meaning. In headwise True means may attend, and headwise
 # refuses a causal mask with the opposite meaning.
 #
-# Test a mask by its effect: hide one key, change its token, and no output may change.
+# Test a mask by its effect: hide one key and change its token; then no output may change.
 
 # %%
 import torch
@@ -332,7 +332,7 @@ else:
 
 # %% question: [13] What is a previous-token head, and how do you measure whether a head is one?
 # A head in which each token attends to the one just before it. The measure is the mean weight of the pairs
-# $(i, i - 1)$, over texts that were not chosen for it.
+# $(i, i - 1)$, over texts that were not selected for this head.
 #
 # The number needs a comparison. Uniform causal attention over 16 tokens already gives 0.16, because the first
 # queries have few keys; a head with random weights is a second comparison. Only a score far above both

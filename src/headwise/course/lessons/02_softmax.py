@@ -68,7 +68,7 @@ assert torch.allclose(shifted.exp() / shifted.exp().sum(), torch.softmax(large, 
 # %% [markdown]
 # Since only differences count, we may subtract any constant from all scores. We choose the maximum. The
 # largest exponential is then $e^0 = 1$, so nothing overflows. The sum is at least 1, so we never divide by 0.
-# Exponentials that underflow to 0 were too small to matter. torch's softmax does the same.
+# Exponentials that underflow to 0 would have had a negligible weight. torch's softmax does the same.
 #
 # A score of $-\infty$ gives a weight of exactly 0. A mask uses this to hide keys (lesson 7).
 
@@ -135,7 +135,7 @@ assert torch.allclose(by_keys @ ones, torch.ones(4, 1)) and change_by_keys == 0 
 # shapes and may even train. Only the sums show the mistake.
 #
 # With a batch and several heads the scores are $[B, H, T, S]$. The keys are still the last axis: `dim=-1` is
-# right for any number of axes in front, `dim=1` is not.
+# right for any number of axes before the last; `dim=1` is right only for a table.
 #
 # For the exercise: `x.amax(dim=dim, keepdim=True)` is the maximum along an axis. `keepdim=True` keeps that
 # axis with length 1, so that the result can be subtracted from `x`. `sum` takes the same arguments.

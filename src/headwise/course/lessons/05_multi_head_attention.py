@@ -252,8 +252,9 @@ for heads in (1, 8, 16):
 # The same number, 1,050,624: four matrices of 512 · 512 and four biases of 512. With twice as many heads,
 # each is half as wide. So "more heads, richer representations" is only half true: there are more tables of
 # weights, each computed from fewer channels. In our own measurement ("Why many heads?" on the page "What
-# heads do, measured": small Transformers of width 256 that differ only in the number of heads), 16 and 32
-# heads per layer ended with a clearly higher loss than 8; 1, 2 and 4 could not be told apart from 8.
+# heads do, measured": small Transformers of width 256 that differ only in the number of heads), models with
+# 16 and 32 heads per layer had a clearly higher loss at the end than those with 8; for 1, 2 and 4 heads there
+# was no clear difference from 8.
 
 # %% question: Concatenation already joins the heads. What would be lost without W_o?
 # Each head would stay in its own channels: output channels 0 to 3 would depend on head 0 alone, as the upper

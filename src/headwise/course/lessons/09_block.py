@@ -94,8 +94,8 @@ assert torch.allclose(stream, x + sum(contributions))
 print("output = input + the contributions of", len(contributions), "parts")
 
 # %% [markdown]
-# In a sum, the gradient reaches the input along a path without any multiplication. Without the residual it
-# must pass through every matrix, and each makes it smaller.
+# With residuals, the gradient also reaches the input through the sums alone, without being multiplied by any
+# matrix. Without residuals it must pass through every matrix, and each makes it smaller here.
 #
 # We measure two things for stacks of different depth with newly initialised weights. First, how much of a
 # gradient at the output arrives at the input? Second, how similar have the vectors of the words become? (The
@@ -151,21 +151,22 @@ assert similarity["norm alone", 24] > 0.99 > post > pre
 
 # %% [markdown]
 # - **Neither**: the gradient has vanished. The first block would learn nothing.
-# - **Norm alone** keeps the gradient from vanishing, so the residual is not there for the gradient only, as
-#   is often said. But in the right plot all words have become the same: attention computes means, and
-#   repeated means end in one mean.
-# - **With residuals** the gradient arrives, and the words stay different for far longer, since each keeps its
-#   own vector.
+# - **Norm alone** keeps the gradient from vanishing. So the gradient is not the only reason for residuals, as
+#   is often said. The right plot shows another: without residuals all words get the same vector, since
+#   attention computes means, and repeated means converge to a single one.
+# - **With residuals** the gradient arrives, and words stay different over many more blocks, since each block
+#   adds to a word's own vector.
 #
 # ## Norm before or after?
-# The first Transformer had the norm *after* the sum (post-norm), so that it changes the stream itself in
-# every block. Most later models have it *before* the part (pre-norm): the stream remains a plain sum, with
-# one more norm at the very end. At the start of training, with torch's initial weights and at this size, the
+# The first Transformer had the norm *after* the sum (post-norm), so that every block normalises the stream
+# itself. Most later models have it *before* the part (pre-norm): the stream remains a plain sum, with one
+# more norm at the very end. At the start of training, with torch's initial weights and at this size, the
 # gradient arrives equally well in both (left plot). Pre-norm is known to be easier to train at great depth,
 # which this cell does not measure. It does show that words become more similar with post-norm.
 #
-# A common mistake is `x = norm(x)` followed by `x = x + part(x)`. It looks like pre-norm, but adds the
-# *normed* input, so the path without multiplications is lost. Shapes do not show it.
+# A common mistake is `x = norm(x)` followed by `x = x + part(x)`. It looks like pre-norm, but it adds the
+# part's output to the *normalised* input. The stream then passes through every norm and is no longer a plain
+# sum. The shapes are the same.
 
 # %% exercise: Block
 """A Transformer block with pre-norm."""
@@ -224,8 +225,8 @@ for heads, block in blocks.items():
     print(f"{heads:2} heads: {sum(matrices.values()):,} in matrices, {in_attention:,} of them in attention")
 
 # %% question: A block has d_model = 768 and 12 heads. How many numbers are in its matrices, and how many with 6 heads?
-# $12 \cdot 768^2 = 7{,}077{,}888$, of which attention has a third: 2,359,296. With 6 heads there are exactly
-# as many: heads divide the width, they do not add to it.
+# $12 \cdot 768^2 = 7{,}077{,}888$, of which attention has a third: 2,359,296. With 6 heads the number is the
+# same: the heads share the width of 768.
 
 # %% question: Somebody stacks attention layers without residuals, and all words get nearly the same vector. Why?
 # Softmax weights are not negative and sum to 1, so each output is a mean of values, and means lie closer

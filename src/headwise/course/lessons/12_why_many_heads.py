@@ -1,6 +1,6 @@
 """Why many heads.
 
-idea: all heads share one width, so more heads are narrower heads
+idea: all heads share one width, so with more heads each head is narrower
 minutes: 10
 level: junior
 repairs: scale by d_model; scale by sqrt H; heads interleaved
@@ -43,8 +43,8 @@ assert torch.equal(one_head @ blue_red, one_head @ red_blue)
 assert not torch.equal(two_heads @ blue_red, two_heads @ red_blue)
 
 # %% [markdown]
-# This is the reason that the paper of 2017 ("Attention is all you need") gives for several heads. It explains
-# two or four heads, but not ever more.
+# This is the reason that the paper of 2017 ("Attention is all you need") gives for several heads. It is a
+# reason for a few heads, such as two or four, but not for more and more heads.
 #
 # ## What a narrow head cannot do
 # The scores of a head are a product of $[T, d_k]$ and $[d_k, T]$: a table of $T \times T$ numbers whose rank
@@ -68,8 +68,9 @@ assert ranks == [256 // num_heads for num_heads in counts]
 assert right_key == sorted(right_key, reverse=True)
 
 # %% [markdown]
-# A narrow head can be sharp, too, but needs larger queries and keys for it. So more heads keep more positions
-# apart, but select each less sharply. Which number is best must be measured.
+# A narrow head can be as sharp, but needs larger queries and keys. So with more heads, a layer can attend to
+# more positions separately, but each head selects a position less sharply. Which number of heads is best must
+# be measured.
 #
 # ## One width, six numbers of heads
 # We trained the same small language model with 1 to 32 heads in each of its 4 layers: width 256, 3,934,464
@@ -109,13 +110,14 @@ for axes in (left, right):
 # %% [markdown]
 # What the table shows, and what it does not:
 #
-# - **16 and 32 heads are clearly worse than 8**, compared seed by seed. **1, 2 and 4 cannot be told apart
-#   from 8**: there are only three seeds, and the differences are small. Even one head per layer is not
-#   clearly worse; the four layers still have four heads.
-# - The best induction head is strongest with 4 heads per layer; with 16 and 32 it is almost gone. That agrees
-#   with the right plot but does not prove its explanation: narrow heads also have fewer rotary frequencies.
-# - It is one width, one learning rate and one amount of training. Large models have more heads because they
-#   are *wider*. The next cell counts the head widths of the models whose sizes headwise knows:
+# - **16 and 32 heads are clearly worse than 8**, compared seed by seed. **For 1, 2 and 4 heads there is no
+#   clear difference from 8**: there are only three seeds, and the differences are small. Even one head per
+#   layer is not clearly worse; such a model still has four heads, one in each layer.
+# - The largest induction score is that of models with 4 heads per layer; with 16 and 32 heads it is almost 0.
+#   This agrees with the right plot (narrow heads are less sharp), but there may be another reason: narrow
+#   heads also have fewer rotary frequencies.
+# - The measurement used one width, one learning rate and one number of steps. Large models have more heads
+#   because they are *wider*. The next cell counts the head widths of the models whose sizes headwise knows:
 
 # %%
 from collections import Counter
@@ -130,8 +132,7 @@ print(f"in {unequal} of them the widths of the heads do not add up to the width 
 assert min(widths) >= 64 and unequal == 6 and len(PRESETS) == 36
 
 # %% [markdown]
-# No model has heads narrower than 64 channels. Wider models have room for more heads; more heads do not make
-# a model wider.
+# No model in this list has heads narrower than 64 channels. In a wider model, more heads of this width fit.
 #
 # ## Do heads differ?
 # We measure the diversity of two heads of a layer as the mean Jensen-Shannon divergence between their
@@ -175,9 +176,10 @@ assert (changes < 0.05).sum() > 16 and changes.max() > 0.3
 
 # %% [markdown]
 # (`robustness.plot()` draws this.) Most heads change the loss little, a few change it much. A small change
-# can have two reasons: the head does nothing, or another head does the same. Switching off two heads at once
-# can tell: if one can replace the other, the loss rises more with both off than the two single rises add up
-# to. The plot shows this excess for all 28 pairs of the first layer, against how much the two heads differ.
+# can have two reasons: the head does nothing useful, or another head does the same. To distinguish them, we
+# switch off two heads at once. If one can replace the other, the loss rises more with both off than the sum
+# of the two single rises. The plot shows this excess for all 28 pairs of the first layer, against how much
+# the two heads differ.
 
 
 # %%
@@ -215,11 +217,12 @@ assert torch.equal(other_heads[0].map.dense(), heads[0].map.dense())  # no head 
 
 # %% [markdown]
 # Two pairs stand out, and they are the two most similar pairs. So "if one head fails, others compensate" is
-# true of pairs that do the same. No head *changes* in order to compensate: heads of one layer do not depend
-# on each other, and the weights of the others stay the same when one is off (last line of the cell).
+# true for two heads that do the same. But no head *changes* to compensate: heads of one layer do not depend
+# on each other, and the other heads' weights stay the same when one is off (last line of the cell).
 #
-# Such pairs are rare. In `python -m studies.claims`, on a longer text, three heads of mini chosen at random
-# cost +0.17 together, and +0.19 as the sum of the three single costs. There, no head replaced another.
+# Such pairs are rare. In `python -m studies.claims`, on a longer text, switching off three heads of mini,
+# chosen at random, changed the loss by +0.17 nats per token (mean of 10 draws); the sum of their three single
+# changes is +0.19. So on average no head replaced another.
 #
 # Switching a head off sets its output to 0, and with it one term of a sum. The exercise writes attention as
 # that sum.
@@ -309,6 +312,6 @@ for mha in (eight, sixteen, wide):
 # in 6 of the 36 in `headwise presets`, the widths of all heads do not add up to the width of the model.
 
 # %% question: You switch off each of 32 heads alone, and for 20 of them the loss hardly changes. May you remove these 20?
-# Not on this evidence. The cost of single heads says nothing about several at once: of two heads that do the
-# same, each costs little alone and both together cost much (the plot above). Remove a few, measure, and
-# continue from there, as `hw.robustness` does.
+# Not on this evidence. The rise of the loss without a single head does not show the rise without several: if
+# two heads do the same, the loss rises little without one of them and much without both (the plot above).
+# Remove a few, measure, and continue from there, as `hw.robustness` does.

@@ -38,13 +38,14 @@ for title, row in published.items():
 print("all five rows agree;", len(PRESETS), "models in all")
 
 # %% [markdown]
-# Those rows are right. All are from 2018 to 2020, and they share two properties that newer models do not
-# have. So we continue the table, and add what follows from the five numbers:
+# The five rows of the courses are right. These models are from 2018 to 2020 and have two properties that many
+# newer models do not have: the widths of the heads add up to the width of the model, and there are as many
+# heads of keys as of queries. So we add newer models, and two columns that follow from the five numbers:
 #
 # - the weights of the four projections in all layers: $L \cdot d_\text{model} \cdot d_k \, (2H + 2H_k)$,
 #   since $W_Q$ and $W_O$ have $H$ heads, $W_K$ and $W_V$ only $H_k$,
-# - the KV cache per token of a model that writes: $2 \cdot L \cdot H_k \cdot d_k$ numbers, of 2 bytes in
-#   bfloat16. Encoders need none.
+# - the KV cache per token of a model that generates text: $2 \cdot L \cdot H_k \cdot d_k$ numbers, of 2 bytes
+#   in bfloat16. Encoders need none.
 
 # %%
 import headwise as hw
@@ -90,8 +91,9 @@ for name in ("bert-base", "smollm2-135m", "qwen3-0.6b"):  # compare the formula 
 #
 # ## Is d_model = heads x d_k?
 # Textbooks write $d_\text{model} = H \cdot d_k$, and many classes begin with
-# `assert d_model % num_heads == 0`. This is a convention, not a law. A head projects from $d_\text{model}$ to
-# $d_k$, and $W_O$ projects from $H \cdot d_k$ to $d_\text{model}$; these two widths need not be related.
+# `assert d_model % num_heads == 0`. This is a convention, not a requirement. A head projects from
+# $d_\text{model}$ to $d_k$, and $W_O$ projects from $H \cdot d_k$ to $d_\text{model}$; these two widths need
+# not be related.
 
 # %%
 ratio = {PRESETS[name].title: row["H x d_k"] / row["d_model"] for name, row in table.items()}
@@ -131,16 +133,16 @@ figure.suptitle(f"Sizes of the attention layers of {len(table)} models")
 
 # %% [markdown]
 # Some models have eight heads (orange), but most do not. The list contains well-known models and is not a
-# random sample, so the counts are true of this list only.
+# random sample, so the counts hold only for this list.
 #
 # To read a configuration, start from $d_k$, 64 or 128: then the width determines the number of heads. Very
 # narrow heads do cost something. We trained 18 small models that differ only in the number of heads. Those
-# with heads of 16 and of 8 channels ended clearly worse than those with heads of 32; heads of 64, 128 and 256
-# channels could not be told apart from 32. (Narrow heads also had fewer pairs of channels for RoPE. All
-# numbers are in "What heads do, measured" in the documentation.)
+# with heads of 16 and of 8 channels had a clearly higher loss at the end than those with heads of 32; for 64,
+# 128 and 256 channels there was no clear difference. (Narrow heads also had fewer pairs of channels for RoPE.
+# All numbers are in "What heads do, measured" in the documentation.)
 #
 # ## Keys and values
-# The second property that newer models do not have: as many heads of keys as of queries.
+# The second property concerns keys: in the older models there are as many heads of keys as of queries.
 
 # %%
 causal = {name: row for name, row in table.items() if row["cache"]}
