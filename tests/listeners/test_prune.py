@@ -306,6 +306,8 @@ def test_heads_that_are_not_there_are_refused() -> None:
     refused("layer must be one of 0 to 1: got 2", gpt2(), [(0, 0), (2, 0)])
     refused(r"0 to 2: got 3 in transformer.h.1.attn, which has 3 heads", gpt2(), [(0, 0), (1, 3)])
     refused("all 3 of transformer.h.1.attn would go", gpt2(), [(0, 0), (1, None)])
+    refused("got 9 in the model itself, which has 2 heads", MultiHeadAttention(8, 2), [(0, 9)])
+    refused("all 2 of the model itself would go", MultiHeadAttention(8, 2), [(0, None)])
     path = "encoder.albert_layer_groups.0.albert_layers.0.attention"
     refused(f"every visit of a layer: got '{path}#1'", albert(), [(f"{path}#1", 0)])
 

@@ -197,7 +197,8 @@ def check_head(head: int, num_heads: int, path: str) -> None:
     """Raise `ArgumentError` unless a layer has this head."""
     if not 0 <= head < num_heads:
         raise ArgumentError(
-            f"head must be one of 0 to {num_heads - 1}: got {head} in {path}, which has {num_heads} heads; "
+            f"head must be one of 0 to {num_heads - 1}: got {head} in {path or 'the model itself'}, "
+            f"which has {num_heads} heads; "
             "None means all of them"
         )
 

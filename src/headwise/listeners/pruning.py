@@ -335,7 +335,8 @@ def _remaining_kv_heads(layer: Prunable, remaining: Sequence[int]) -> list[int]:
     path, H, Hk = layer.path, layer.num_heads, layer.num_kv_heads
     if not remaining:
         raise ArgumentError(
-            f"heads must leave one in every layer: all {H} of {path} would go; keep one, or take the whole "
+            f"heads must leave one in every layer: all {H} of {path or 'the model itself'} would go; "
+            "keep one, or take the whole "
             "layer out of the model"
         )
     group = H // Hk
