@@ -13,7 +13,7 @@ from headwise.examiner import recipe
 from headwise.examiner.diagnosis import diagnose, difference
 from headwise.examiner.evidence import Evidence, ProbeCall, Role
 from headwise.examiner.faults import FAULTS, Fault, computed, pairs
-from headwise.examiner.recipe import ProbeInputs, Weights
+from headwise.examiner.recipe import Design, ProbeInputs, Weights
 
 B, T, E, H = 3, 7, 24, 4
 
@@ -72,6 +72,14 @@ def outputs(*ways: dict[str, recipe.Step], own: Weights | None = None) -> dict[s
     return by_call
 
 
+def designs_of(fault: Fault) -> list[Design]:
+    """The designs without which a fault cannot be."""
+    if fault.key != "mask before heads are mixed":
+        return []
+    mixer = torch.eye(H, dtype=torch.float64).roll(1, 0) - torch.eye(H, dtype=torch.float64)[:, :1] * 1.5
+    return [Design("talking heads", "", {}, {"before": mixer})]
+
+
 def every_way() -> list[tuple[Fault, int]]:
     return [(fault, i) for fault in computed() for i in range(len(fault.ways))]
 
@@ -82,7 +90,11 @@ def every_way() -> list[tuple[Fault, int]]:
 )
 def test_every_fault_is_named_as_itself(fault: Fault, way: int) -> None:
     own = grouped() if fault.key.startswith("groups") else weights()
-    diagnosis = diagnose(evidence(outputs(dict(fault.ways[way]), own=own), own))
+    designs = designs_of(fault)
+    steps = dict(recipe.steps_of(designs))
+    facts = evidence(outputs(steps, dict(fault.ways[way]), own=own), own)
+    facts.designs = designs
+    diagnosis = diagnose(facts)
     assert diagnosis.faults is not None
     assert [made.fault.key for made in diagnosis.faults] == [fault.key], diagnosis
     assert {made.fault.key for explanation in diagnosis.alike for made in explanation} <= {fault.key}, (

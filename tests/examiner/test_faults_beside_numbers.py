@@ -359,3 +359,33 @@ def test_forward_without_gradients_is_said(tmp_path: Path, one_template: Templat
     source = BROADCAST.replace("{}", "").replace("    def forward", "    @torch.no_grad()\n    def forward")
     report = checked(tmp_path, one_template, source)
     assert any("nothing in it can be trained" in each for each in report.not_judged)
+
+
+WILD = Path(__file__).parents[1] / "wild" / "open"
+BESIDE = {  # files -> their fault, None for right ones
+    "causal_drops_padding": "one mask replaces another",
+    "flash_without_mask": "mask ignored",
+    "talking_heads_causal_first": "mask before heads are mixed",
+    "talking_heads": None,
+    "cosine_over_heads": "normalised over another axis",
+    "value_bias_on_keys": "bias of another projection",
+    "memory_never_replaced": "state kept between calls",
+    "own_dropout": "dropout not rescaled",
+    "own_dropout_rescaled": None,
+    "dropkey": None,
+    "others_only": None,
+    "log_length_scale": None,
+    "latents_attend": None,
+    "cut_into_windows": None,
+}
+
+
+@pytest.mark.thinned(4)
+@pytest.mark.parametrize(("file", "fault"), BESIDE.items(), ids=BESIDE)
+def test_behaviour_that_no_plain_call_shows_is_named(
+    file: str, fault: str | None, one_template: Template
+) -> None:
+    """Masks with a switch on, dropout in training, a matrix of the other sign: all were judged wrongly."""
+    report = check_file(WILD / f"{file}.py", template=one_template)
+    assert [named.key for named in report.faults] == ([] if fault is None else [fault])
+    assert report.ok == (fault is None)

@@ -19,6 +19,7 @@ Letters: B batch, T query_len, S key_len, E width, H num_heads, D head_dim.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, ParamSpec, TypeVar
@@ -296,7 +297,8 @@ def _query_key_norm(design: Design) -> dict[str, Step]:
 
 def _unit(design: Design) -> dict[str, Step]:
     def apply(state: State) -> None:
-        state.q, state.k = normalize(state.q, dim=-1), normalize(state.k, dim=-1)
+        axis = int(design.numbers.get("axis", -1))
+        state.q, state.k = normalize(state.q, dim=axis), normalize(state.k, dim=axis)
 
     return {"rotate": apply}
 
@@ -345,9 +347,14 @@ def _rope(design: Design) -> dict[str, Step]:
     return {"rotate": apply}
 
 
+def own_scale(design: Design, keys: int) -> Tensor:
+    """Return the scale of each head, [H] or [1], for this many keys."""
+    return design.tensors["scale"] * (math.log(keys) if design.numbers.get("by log") else 1.0)
+
+
 def _own_scale(design: Design) -> dict[str, Step]:
     def apply(state: State) -> None:
-        state.scaled = state.scores * design.tensors["scale"].reshape(1, -1, 1, 1)
+        state.scaled = state.scores * own_scale(design, state.scores.shape[-1]).reshape(1, -1, 1, 1)
 
     return {"scale": apply}
 
@@ -408,6 +415,7 @@ def _window(design: Design) -> dict[str, Step]:
         if visible is None:
             away = torch.arange(S) - torch.arange(T)[:, None]
             visible = (away >= design.numbers["from"]) & (away <= design.numbers["to"])
+            visible &= (away != 0) | (design.numbers.get("without itself", 0.0) == 0)
         state.scaled = state.scaled.masked_fill(~visible[:T, :S].bool(), -torch.inf)
 
     return {"place": apply}

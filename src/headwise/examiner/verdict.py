@@ -27,6 +27,7 @@ from .diagnosis import (
 )
 from .evidence import Evidence, Finding, Problem
 from .examine.environment import neutral_torch_state
+from .examine.findings import MASKS_WITH_SWITCHES
 from .exceptions import explain
 from .faults import FAULTS
 from .faults.fault import Fault
@@ -197,6 +198,7 @@ BY_CHOICE = {  # faults with the numbers of a design, and the words that show th
 }
 TINY = re.compile(r"-\s*1e-\d+|-\s*10(\.0?)?\s*\*\*\s*-\s*\d+")  # a mistyped fill
 EXCLUSIVE = re.compile(r"precedence|overrid|mutually|\beither\b[^.\n]*mask|ignored (if|when)|instead", re.I)
+UNMASKED = re.compile(r"(not |un)support|(without|no|takes no|ignores?) (a |the )?mask", re.I)
 POSITIONS = re.compile(r"(apply_)?(rope|rotary\w*|alibi|relative_position\w*|rel_pos\w*)", re.IGNORECASE)
 
 
@@ -304,6 +306,9 @@ def _computed(made: Made, evidence: Evidence, fit: float) -> Named:
         assert evidence.weights is not None
         scale = (evidence.weights.q.shape[0] // evidence.num_heads) ** -0.5
         detail += f", with the number {made.number:g} instead of {scale:.4g}"
+        size = abs(made.number) ** -2
+        if fault.key == "constant scale" and abs(size - round(size)) < 1e-3 * size and size > 1:
+            detail += f"; it is right for heads of {size:.0f} channels only"
     named = _named(fault, detail, evidence)
     if fault.needs_mask and (tiny := TINY.search(own_code(evidence.source or "", evidence.first_line))):
         named.detail += f"; {tiny[0]} is nearly 0, a large negative number such as -1e9 hides"
@@ -403,6 +408,10 @@ def _report_findings(report: Report, evidence: Evidence) -> None:
             report.not_judged.append(
                 f"{finding.name}: {finding.detail}; the code contains {more[0]}, so this may be intended"
             )
+        text = evidence.source or ""
+        if finding.name == MASKS_WITH_SWITCHES and (EXCLUSIVE.search(text) or UNMASKED.search(text)):
+            finding.verdict = "unknown"
+            report.not_judged.append(f"{finding.name}: {finding.detail}; the source speaks of that")
         if finding.verdict == "wrong" and fault is None and report.faults:
             finding.verdict = "consequence"
         if finding.verdict != "wrong" or fault is None:

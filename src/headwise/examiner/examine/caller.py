@@ -19,6 +19,7 @@ from .rotations import ADDED, SLOTS, rotation_table
 from .subject import Subject, signature_of
 
 QKV = tuple[Tensor, Tensor, Tensor]  # query [B, T, E], key and value [B, S, E]
+GRIDS = {"row by row": 1, "window by window": 2}  # layouts -> axes of 1 before the positions
 
 
 class CallOutput(NamedTuple):
@@ -109,8 +110,9 @@ def _output(tensor: Tensor, layout: str, B: int, T: int, H: int) -> Tensor | Non
         ones = (1,) * (1 if layout == "image" else 2)
         fits = len(shape) == 3 + len(ones) and (shape[0], *shape[2:]) == (B, T, *ones)
         return tensor.flatten(2).transpose(1, 2) if fits else None
-    if layout == "row by row":
-        return tensor[:, 0] if len(shape) == 4 and shape[:3] == (B, 1, T) else None
+    if layout in GRIDS:
+        ones = (1,) * GRIDS[layout]
+        return tensor.flatten(1, -2) if len(shape) > 3 and shape[:-1] == (B, *ones, T) else None
     if layout == "heads first" and len(shape) == 4 and shape[:3] == (B, H, T):
         return tensor.transpose(1, 2).flatten(2)  # [B, T, H * D]
     if layout == "heads inside" and len(shape) == 4 and shape[:3] == (B, T, H):
@@ -268,8 +270,8 @@ class Caller:
         if layout in ("channels first", "image", "volume"):
             turned = x.transpose(1, 2).contiguous() if x.is_contiguous() else x.transpose(1, 2)
             return {"image": turned[..., None], "volume": turned[..., None, None]}.get(layout, turned)
-        if layout == "row by row":
-            return x[:, None]
+        if layout in GRIDS:
+            return x.unflatten(0, (-1, *(1,) * GRIDS[layout]))
         if layout == "sequence first":
             return x.transpose(0, 1).contiguous() if x.is_contiguous() else x.transpose(0, 1)
         if layout.startswith("heads"):

@@ -90,6 +90,7 @@ _ABOUT_DTYPE = re.compile(
     r"dtype|scalar type|\bFloat\b|\bDouble\b|float32|float64|Complex|same type|DoubleTensor|FloatTensor"
 )
 # Of their exceptions
+_MORE_AXES = re.compile(r"not enough values to unpack \(expected [5-9], got 3\)")  # meant for such inputs
 _CHANNELS_FIRST = re.compile(r"num_groups|\bchannels\b|[Ee]xpected .*\dD|running_mean")
 
 
@@ -249,6 +250,7 @@ def _call_problem(problem: Problem | None, subject: Subject) -> Problem | None:
     unclear = not call_plans or all(plan.guessed or plan.table for plan in call_plans)
     nothing = "NoneType" in problem.message and any(plan.needs_mask for plan in call_plans)
     unfit = _CHANNELS_FIRST.search(problem.message) is not None and _has_channels_first(subject.body)
+    unfit = unfit or _MORE_AXES.search(problem.message) is not None
     lines = [linecache.getline(file, problem.line or 0).strip() for file in subject.files]
     refused = any(line.startswith(REFUSALS) for line in lines)
     is_own = problem.line is not None and not (unclear or nothing or refused or unfit)

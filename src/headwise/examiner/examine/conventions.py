@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from .. import recipe
 from ..evidence import Problem
 from ..recipe import ProbeInputs, Weights
-from .call_plan import FULL, LENGTHS, PADDING, SAME_FOR_ALL, MaskConvention, plans
-from .caller import Caller, inputs_for, map_inputs, reaction_columns, reactions, shift_second_sample
+from .call_plan import FULL, INPUTS, LENGTHS, PADDING, SAME_FOR_ALL, MaskConvention, plans
+from .caller import GRIDS, Caller, inputs_for, map_inputs, reaction_columns, reactions, shift_second_sample
 from .environment import CAUGHT, problem_of
 from .subject import Subject, of_numpy
 from .vocabulary import MaskDescription, describe_mask, input_word, replaces_causal
@@ -86,7 +86,7 @@ def _is_attention(caller: Caller) -> bool:
 def _likely_layouts(subject: Subject) -> list[tuple[str, bool]]:
     """Return pairs (layout, True if inputs are NumPy arrays), the likeliest first."""
     if _has_projections(subject):
-        layouts = ["batch first", "channels first", "image", "volume", "one sequence", "row by row"]
+        layouts = ["batch first", "channels first", "image", "volume", "one sequence", *GRIDS]
     else:
         layouts = ["heads first", "batch first", "heads in the batch", "one sequence"]
         if subject.heads_given:
@@ -146,12 +146,14 @@ def likely_conventions(argument: str) -> list[MaskConvention]:
 
 
 def _with_ordered_inputs(caller: Caller) -> Caller:
-    """Order three inputs whose names say nothing, so that the output is as long as the first."""
+    """Order inputs whose names do not say all, so that the output is as long as the queries."""
     slots = caller.plan.slots
-    if len(slots) != 3 or any(input_word(name) for name, _ in slots):
+    named = [name for name, _ in slots if input_word(name)]
+    are_inputs = {slot for _, slot in slots} <= {*INPUTS}
+    if not are_inputs or (len(slots), len(named)) not in ((3, 0), (2, 0), (2, 1)):
         return caller
     inputs = inputs_for(caller, caller.subject.sizes.short, caller.subject.sizes.long)
-    for order in permutations(("query", "key", "value")):
+    for order in permutations([slot for _, slot in slots]):
         pairs = tuple((name, slot) for (name, _), slot in zip(slots, order, strict=True))
         other = replace(caller, plan=replace(caller.plan, slots=pairs))
         try:

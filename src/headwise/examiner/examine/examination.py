@@ -111,6 +111,7 @@ LAYOUTS = {
     "channels first": "its inputs are [B, E, T]",
     "image": "its inputs are images, [B, E, height, width]: a sequence is one column of pixels",
     "row by row": "its inputs are [B, rows, T, E]: each row is a sequence of its own",
+    "window by window": "its inputs are [B, rows, columns, T, E]: each window is a sequence of its own",
     "volume": "its inputs are volumes, [B, E, depth, height, width]: a sequence is one line of voxels",
 }
 
@@ -481,7 +482,9 @@ def _gather_evidence(evidence: Evidence, built: BuildResult, request: _Request) 
         caller.subject = replace(caller.subject, sizes=sizes)
     evidence.designs += _designs_without_effect(evidence, caller, projections)
     _record_projections(evidence, caller, projections)
-    windows = any(design.key == "window" for design in evidence.designs)
+    windows = [design for design in evidence.designs if design.key == "window"]
+    if pattern is not None and any(design.numbers.get("without itself") for design in windows):
+        pattern = pattern & ~torch.eye(len(pattern), dtype=torch.bool)
     evidence.calls = probe(caller, causal, pattern if windows and not causal else None)
     if causal_body is not None:
         evidence.calls.append(_causal_call(caller, causal_body))

@@ -16,10 +16,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..evidence import Evidence, Finding, ProbeCall
-from ..recipe import ProbeInputs
+from ..faults.masking import BEFORE_MIXING
+from ..recipe import ProbeInputs, run, steps_of
 from .call_record import record_call
 from .caller import Caller, inputs_for, map_inputs
 from .construction import Construction
+from .constructor import parameters_of
+from .conventions import padding_mask
 from .environment import CAUGHT, by_default, problem_of, seed
 from .generality import other_lengths, seeds_kept, state_kept, wider_values
 from .parameters import path_role
@@ -28,6 +31,8 @@ from .probes import (
     SAME,
     SHORT_PROBE,
     cached,
+    call_with,
+    can_express,
     cast,
     causal_mask,
     plain,
@@ -38,6 +43,7 @@ from .probes import (
 from .projections import Projections
 from .recognition import FAR
 from .subject import Subject, batch_of, cast_loose, in_precision, reset_method, settle
+from .vocabulary import role_word, size_word
 
 FIXED = re.compile(r"def __init__\([^)]*\b(seq_len\w*|n\w*_patches|n\w*_tokens|window_size|resolution)\b")
 
@@ -52,6 +58,7 @@ def findings(
         lambda: _independent_calls(caller),
         lambda: _deterministic(caller, construction),
         lambda: _training(caller, evidence),
+        lambda: _rescaled_dropout(caller, evidence, construction) if right else iter(()),
         lambda: _inputs_unchanged(caller),
         lambda: _dropout_before_softmax(caller),
         lambda: _same_head_in_a_list(caller),
@@ -62,7 +69,9 @@ def findings(
         lambda: batch_of_one(evidence, same, batch_of(caller.subject.body)),
         lambda: non_contiguous_input(evidence, same),
         lambda: _returned_weights(evidence),
-        lambda: biases(projections),
+        lambda: _switches_drop_masks(caller, construction) if right else iter(()),
+        lambda: _hidden_before_mixing(caller, evidence) if right else iter(()),
+        lambda: biases(projections, right),
         lambda: missing_projections(caller, projections, evidence),
         lambda: cached(caller, evidence, right),
         lambda: seeds_kept(caller),
@@ -130,7 +139,12 @@ def _independent_calls(caller: Caller) -> Iterator[Finding]:
     if clear is not None:
         yield Finding(name, "right", f"it keeps state on purpose; {clear}() was called before each call")
         return
-    body = copy.deepcopy(caller.subject.body)
+    try:
+        body = copy.deepcopy(caller.subject.body)
+    except CAUGHT:  # it stores a tensor with its graph: calls of new instances show what that does
+        if difference := state_kept(caller, _same(caller)):
+            yield Finding(name, "wrong", difference, "state kept between calls")
+        return
     other = replace(caller, subject=replace(caller.subject, body=body, calm=True))
     before = run_body(other, body, calm=True)
     with torch.no_grad():
@@ -231,6 +245,11 @@ def _training(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
             name, "wrong", f"in training it raises {problem.kind}: {problem.message}", None, problem.line
         )
         return
+    if off > _same(caller) and not _equal(run_body(caller, other, 1), run_body(caller, other, 2)):
+        detail = "in training random numbers change the output, and no argument switches that off"
+        yield from _not_rescaled(caller, evidence, other, body)
+        yield Finding(name, "unknown", detail)
+        return
     once = _causal_once(caller, other, evidence) if off > _same(caller) else ""
     if off <= _same(caller):
         yield Finding(name, "right", "with dropout at 0, train() and eval() give the same output")
@@ -262,6 +281,121 @@ def _causal_once(caller: Caller, training: nn.Module, evidence: Evidence) -> str
         if share_off(masked_output, hidden.output) <= 1e-5 and share_off(other, unmasked.output) <= 1e-5:
             return word
     return ""
+
+
+def _rescaled_dropout(
+    caller: Caller, evidence: Evidence, construction: Construction | None
+) -> Iterator[Finding]:
+    """Find dropout of 0.5 that makes the outputs in training smaller on average."""
+    if construction is None or not construction.takes("dropout") or caller.plan.as_numpy:
+        return
+    body = in_precision(construction.make(0.5), caller.subject.dtype)
+    if isinstance(body, nn.Module):
+        body.load_state_dict(dict(caller.subject.body.named_parameters()), strict=False)
+        yield from _not_rescaled(caller, evidence, body, copy.deepcopy(body).eval())
+
+
+def _not_rescaled(
+    caller: Caller, evidence: Evidence, training: nn.Module, evaluation: nn.Module
+) -> Iterator[Finding]:
+    """Compare the mean of outputs in training with the output in evaluation.
+
+    All positions are equal, so that each head returns its value times the sum of the weights. Weights that
+    are dropped before the softmax, on purpose, leave that sum at 1.
+    """
+    if evidence.weights is None or any(each.key in ("residual", "norm after") for each in evidence.designs):
+        return
+    inputs = map_inputs(plain(caller), lambda x: x[:, :1].expand_as(x).contiguous())
+    bias = evidence.weights.o_bias
+
+    def output(body: nn.Module, seed: int) -> Tensor:
+        other = replace(caller, subject=replace(caller.subject, body=body, calm=False))
+        with torch.no_grad():
+            return (other.call(*inputs, seed=seed).output - bias).flatten()
+
+    wanted = output(evaluation, 0)
+    if not torch.equal(wanted, output(evaluation, 1)):
+        return  # it is random in evaluation, too
+    share = 1.0
+    for seeds in (range(6), range(6, 30)):  # few where nothing is lost, more before it is called wrong
+        shares = torch.stack([output(training.train(), seed) @ wanted for seed in seeds]) / (wanted @ wanted)
+        share, spread = float(shares.mean()), float(shares.std()) / len(shares) ** 0.5
+        if not share + 5 * spread < 0.98:
+            return
+    detail = f"in training the output is {share:.2f} times that in evaluation, on average"
+    yield Finding("dropout is rescaled", "wrong", detail, "dropout not rescaled")
+
+
+MASKS_WITH_SWITCHES = "masks with switches"
+TURNS_OFF = re.compile(
+    r"mask|pad|no_|ignore|skip|disable|full|bidirectional|cross|memory|coder|context", re.I
+)
+
+
+def _switches_drop_masks(caller: Caller, construction: Construction | None) -> Iterator[Finding]:
+    """Find switches of the constructor with which padding changes nothing, although it does without them.
+
+    They make the code causal, or choose another way to compute the same.
+    """
+    if construction is None or not isinstance(caller.subject.body, nn.Module):
+        return
+    B, L, arguments = caller.subject.sizes.B, caller.subject.sizes.long, caller.subject.arguments
+    parameters = [x for x in parameters_of(construction.constructor.cls) if x.name not in arguments]
+    switches = {x.name: not x.default for x in parameters if isinstance(x.default, bool)
+                and (size_word(x.name) == "causal" or not TURNS_OFF.search(x.name))}  # fmt: skip
+    for convention in caller.conventions if switches else ():
+        one_mask = replace(caller, conventions=(convention,))
+        masks = (padding_mask(B, L, L), padding_mask(B, L, L, same=True))
+        mask = next((each for each in masks if can_express(one_mask, each)), None)
+        if mask is None or convention.kind == "switch":
+            continue
+        free, masked = _free_and_masked(one_mask, mask)
+        for name, value in switches.items() if share_off(masked, free) > 1e-3 else ():
+            is_causal = size_word(name) == "causal"
+            try:
+                body = in_precision(construction.make(switches={name: value}), caller.subject.dtype).eval()
+                body.load_state_dict(dict(caller.subject.body.named_parameters()), strict=False)
+                switched = replace(one_mask, subject=replace(caller.subject, body=body))
+                own_free, own_masked = _free_and_masked(switched, mask)
+            except CAUGHT:
+                continue
+            if share_off(own_masked, own_free) <= SAME and (is_causal or share_off(own_free, free) <= 1e-5):
+                detail = f"with {name}={value}, {convention.argument} changes nothing"
+                dropped = "one mask replaces another" if is_causal else "mask ignored"
+                yield Finding(MASKS_WITH_SWITCHES, "wrong", detail, dropped)
+                return
+
+
+@torch.no_grad()
+def _free_and_masked(caller: Caller, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the outputs of the plain probe without and with a mask."""
+    return caller.call(*plain(caller)).output, caller.call(*plain(caller), mask).output
+
+
+def _hidden_before_mixing(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
+    """Find masks that are applied before the scores of all heads are mixed, with the matrix negated.
+
+    With a matrix whose rows have positive sums, the hidden scores stay low.
+    """
+    mixer = next((x.tensors["before"] for x in evidence.designs if "before" in x.tensors), None)
+    if mixer is None or not isinstance(caller.subject.body, nn.Module):
+        return
+    body = copy.deepcopy(caller.subject.body)
+    mask = some_mask(caller)
+    for parameter in body.parameters():
+        own = parameter.detach().double().squeeze()
+        if own.shape == mixer.shape and any(torch.equal(own, x) for x in (mixer, mixer.T)):
+            parameter.data.neg_()
+    designs = [replace(x, tensors={**x.tensors, "before": -mixer}) if "before" in x.tensors else x
+               for x in evidence.designs]  # fmt: skip
+    negated = replace(caller, subject=replace(caller.subject, body=body))
+    call = call_with(negated, "negated", plain(caller), mask, evidence.conventions.always_causal)
+    if call.output is None or call.inputs.mask is None or evidence.weights is None:
+        return
+    wrong = run(call.inputs, evidence.weights, evidence.num_heads, {**steps_of(designs), **BEFORE_MIXING})
+    if share_off(call.output, wrong.output) <= 1e-6:
+        detail = "with a matrix of the opposite sign, hidden keys get the weights"
+        yield Finding("mask and mixed heads", "wrong", detail, "mask before heads are mixed")
 
 
 def _dropout_before_softmax(caller: Caller) -> Iterator[Finding]:
@@ -669,10 +803,20 @@ def two_lengths(caller: Caller, evidence: Evidence, text: str) -> list[Finding]:
     return [Finding("keys of another length", "unknown", words, None, call.problem.line)]
 
 
-def biases(projections: Projections) -> Iterator[Finding]:
+def biases(projections: Projections, right: bool) -> Iterator[Finding]:
     """Find biases that some projections have and others lack; that of the key has no effect."""
     guess = projections.guess
-    if guess is None or not guess.complete or guess.source not in {"names", "given"}:
+    if guess is None or not guess.complete:
+        return
+    for name in "kv":
+        path = projections.roles[f"{name}_bias"].path if f"{name}_bias" in projections.roles else ""
+        own = role_word(path.rpartition(".")[2])
+        if right and own in tuple("qkv") and own != name:
+            words = {"k": "keys, where a bias has no effect", "v": "values"}[name]
+            detail = f"{path} is added to the {words}"
+            yield Finding("biases", "wrong", detail, "bias of another projection")
+            return
+    if guess.source not in {"names", "given"}:
         return
     lacking = [name for name in "qkv" if not guess.biases.get(name)]
     if lacking == ["k"]:

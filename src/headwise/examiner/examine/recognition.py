@@ -13,6 +13,7 @@ Letters: B batch, T query_len, S key_len, E width, H num_heads, D head_dim, L on
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +38,7 @@ from ..recipe import (
 )
 from .call_record import CallRecord, Norm, bypassed_norms, equal_tensors, record_call, record_scores
 from .caller import QKV, Caller, inputs_for
+from .constructor import source_of
 from .environment import CAUGHT
 from .latent import find_latent
 from .projections import NEARLY, Projections, error_of, find_roles
@@ -351,9 +353,12 @@ def _designs_inside(
             if fitted is not None:
                 first = [*first, rope]
                 return first + _position_designs(caller, weights, H, fitted, causal, [*outer, *first])
-        fitted = fit(scores, normalize(q, dim=-1) @ normalize(k, dim=-1).mT)
-        if fitted is not None:
-            unit = Design("unit", "queries and keys of length 1 inside: cosine attention")
+        for axis, words in UNITS.items():
+            fitted = fit(scores, normalize(q, dim=axis) @ normalize(k, dim=axis).mT)
+            if fitted is None:
+                continue
+            fault = "" if axis == -1 else "normalised over another axis"
+            unit = Design("unit", words, {"axis": float(axis)}, fault=fault)
             scale = Design("own scale", "a scale of its own", {}, {"scale": fitted.scale})
             return [
                 unit,
@@ -363,6 +368,13 @@ def _designs_inside(
                 ),
             ]
     return []
+
+
+UNITS = {  # axes of [B, H, T, D]
+    -1: "queries and keys of length 1 inside: cosine attention",
+    -3: "queries and keys normalised over the heads",
+    -2: "queries and keys normalised over the positions",
+}
 
 
 def _query_key_norm(record: CallRecord, state: State) -> Design | None:
@@ -637,13 +649,15 @@ def _position_designs(
     """Return the designs of the fitted bias, its window, and the scale of 1 that T5 has beside its bias."""
     made: list[Design] = []
     if not causal and not bool(fitted.visible.all()):
-        window = _window(fitted.visible)
+        window = _window(fitted.visible) or _without_itself(caller, fitted.visible)
         if window is not None:
             made.append(window)
     elif causal and not bool(fitted.visible.tril().any()):
         return []
     bias = fitted.bias
-    if not bool(bias.any()) or _two_levels(bias, fitted.visible):
+    if not bool(bias.any()):
+        return made + _log_scale(caller, weights, H, fitted, first)
+    if _two_levels(bias, fitted.visible):
         return made
     L = bias.shape[-1]
     tensors = {f"{L} x {L}": bias}
@@ -665,6 +679,25 @@ def _position_designs(
         words = "no scale beside the bias by position, as T5 has it"
         made.append(Design("own scale", words, {}, {"scale": torch.ones(H, dtype=torch.float64)}))
     return made
+
+
+def _log_scale(
+    caller: Caller, weights: Weights, H: int, fitted: Fit, first: Sequence[Design]
+) -> list[Design]:
+    """Return a scale that is proportional to the logarithm of the number of keys, at two lengths."""
+    long, short = caller.subject.sizes.long, caller.subject.sizes.short
+    inputs = inputs_for(caller, short, short, seed=31)
+    try:
+        scores = record_scores(caller, inputs)[1]
+    except CAUGHT:
+        return []
+    state = _state(weights, H, inputs, first)
+    other = None if scores is None else fit(scores, state.q @ state.k.mT)
+    scale = fitted.scale / math.log(long)
+    if other is None or not torch.allclose(scale, other.scale / math.log(short), rtol=1e-5, atol=0):
+        return []
+    words = "a scale that grows with the logarithm of the number of keys inside"
+    return [Design("own scale", words, {"by log": 1.0}, {"scale": scale})]
 
 
 def describe_position_rule(caller: Caller, weights: Weights, H: int, inputs: QKV) -> str:
@@ -764,6 +797,20 @@ def _window(visible: Tensor) -> Design | None:
     return Design(
         "window", "a fixed pattern inside: which keys a query sees by position", {}, {"seen": visible}
     )
+
+
+ITSELF = re.compile(
+    r"exclude_?self|(no|without|mask|hide|skip)_?self\b|self_?mask|diag|itself|\bothers?\b", re.I
+)
+
+
+def _without_itself(caller: Caller, visible: Tensor) -> Design | None:
+    """Return the pattern in which no query sees its own key, where the source names that."""
+    eye = torch.eye(len(visible), dtype=torch.bool)
+    if not torch.equal(visible, ~eye) or not ITSELF.search(source_of(type(caller.subject.body))):
+        return None
+    numbers = {"from": float(EVERY), "to": float(-EVERY), "without itself": 1.0}
+    return Design("window", "a fixed pattern inside: each query sees every key but its own", numbers)
 
 
 def _band(low: int, high: int) -> Design:

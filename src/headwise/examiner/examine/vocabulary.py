@@ -100,6 +100,13 @@ def _shortened(word: str) -> str:
     return word
 
 
+_INPUT_WIDTH = re.compile(  # of an input that has a name of its own: text_dim, latent_channels
+    r"(text|txt|image|img|audio|video|vis|visual|vision|lang|language|latent|latents|query|key|value|context|ctx"
+    r"|cond|encoder|decoder|enc|dec|src|source|tgt|target|point|node|graph|memory|mem|cross|self|kv|q|k|v|in|out"
+    r"|input|output)(feat|feature|features|hidden|embed|token)?(dims?|channels?|width|features)"
+)
+
+
 def size_word(name: str) -> str | None:
     """Return the meaning of a constructor's parameter or a configuration field, such as "heads"."""
     word = _shortened(bare(name))
@@ -121,6 +128,8 @@ def size_word(name: str) -> str | None:
     for meaning, words in tables:
         if word in words:
             return meaning
+    if _INPUT_WIDTH.fullmatch(word):
+        return "width"
     if word in {
         "config",
         "cfg",

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..recipe import State
+from ..recipe import State, own_scale
 from ..report import Named
 from .shown_steps import (
     PROJECTED,
@@ -81,7 +81,8 @@ class Explanation:
         self.key_labels = None if key_labels is None else list(key_labels)
         H = expected.num_heads
         designs = [change.design for change in expected.changes]
-        own = [design.tensors["scale"] for design in designs if design.key == "own scale"]
+        keys = expected.scores.shape[-1]
+        own = [own_scale(design, keys) for design in designs if design.key == "own scale"]
         self.scales = tuple(own[0].expand(H).tolist()) if own and scale is None else ()
         self.scales = self.scales or (expected.head_dim**-0.5 if scale is None else scale,) * H
         self.scale = self.scales[0]

@@ -81,6 +81,21 @@ FAULTS = [
         lines=(r"softmax\(.*[Dd]rop", r"[Dd]rop\w*\("),
     ),
     Fault(
+        "dropout not rescaled",
+        "the weights that dropout keeps are not divided by 1 - p",
+        "weights * keep, where keep is 0 for a share p of the weights",
+        "weights * keep / (1 - p), as nn.Dropout does",
+        (
+            "In training, sum the weights of a query after the dropout, and average over many calls.",
+            "The sum is 1 - p on average; in evaluation it is 1.",
+            "Divide by 1 - p, or use nn.Dropout.",
+        ),
+        "In training the outputs are smaller than in evaluation, so the layers behind it get other numbers "
+        "than they were trained on.",
+        "weights = weights * keep / (1 - p)",
+        lines=(r"\*\s*(\w*\.)*(bernoulli|rand\w*)\(", r"\*=?\s*\w*(keep|drop|mask)", r"bernoulli|rand\w*\("),
+    ),
+    Fault(
         "dropout in eval",
         "dropout is applied in evaluation",
         "dropout(weights) in training and in evaluation",

@@ -52,6 +52,19 @@ def filled(number: float) -> Way:
     return {"hide": hide}
 
 
+def _before_mixing(state: State) -> None:
+    """Hide keys by a large negative number before a matrix mixes the scores of all heads."""
+    mixers = [design.tensors["before"] for design, before in state.changes
+              if "scaled" in before and "before" in design.tensors]  # fmt: skip
+    if not mixers or state.mask is None:
+        raise ValueError("no matrix mixes scores that a mask hides")
+    raised = torch.where(mixers[0].sum(1) < 0, 1e30, -torch.inf)  # [H]: what was low is high
+    state.hidden = torch.where(state.mask, state.scaled, raised[:, None, None].expand_as(state.scaled))
+
+
+BEFORE_MIXING: Way = {"hide": _before_mixing}
+
+
 TOO_SMALL = (1e5, 1e4, 1e3, 1e2, 1e1, 5.0, 1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 8.0, 9.0, 15.0, 20.0, 30.0, 50.0)
 
 
@@ -525,6 +538,23 @@ FAULTS = [
         "hide",
         _masks(lambda state, mask: mask[:1].expand_as(mask)),
         (r"mask\[\s*0", *FILLS),
+        needs_mask=True,
+    ),
+    Fault(
+        "mask before heads are mixed",
+        "keys are hidden before a matrix mixes the scores of all heads",
+        "softmax(P masked(scores))",
+        "softmax(masked(P scores))",
+        (
+            "Which comes first, the mask or the matrix that mixes the heads?",
+            "Negative entries of the matrix turn large negative numbers into large positive ones.",
+            "Apply the mask to the mixed scores, immediately before the softmax.",
+        ),
+        "Where a row of the matrix has a negative sum, its head attends to hidden keys only.",
+        REPAIR,
+        "hide",
+        (BEFORE_MIXING,),
+        FILLS,
         needs_mask=True,
     ),
     Fault(

@@ -46,6 +46,12 @@ def _summed_values(state: State) -> None:
     state.heads = state.p.sum(-1, keepdim=True) * state.v.sum(-2, keepdim=True)
 
 
+def _own_value(state: State) -> None:
+    if state.p.shape[-1] != state.p.shape[-2]:
+        raise ValueError("a value for each query needs as many queries as keys")
+    state.heads = state.p.sum(-1, keepdim=True) * state.v
+
+
 def _mixed_values(state: State) -> None:
     state.heads = state.p @ state.v.sum(1, keepdim=True)
 
@@ -156,6 +162,22 @@ FAULTS = [
         "The weights of a query sum to 1, so the output is the sum of all values, whatever the weights "
         "are.",
         'out = torch.einsum("bhqk,bhkd->bhqd", weights, v)', "weigh", ({"weigh": _summed_values},),
+        EINSUM,
+    ),
+    Fault(
+        "own value only",
+        "the einsum uses the letter of the queries for the values: each query gets its own value",
+        "v_i, whatever the weights are",
+        "sum_j weights_ij v_j",
+        (
+            "In the einsum of weights and values, which letter is the key axis of the weights, and "
+            "which axis of the values has it?",
+            "The weights are summed over the keys, which gives 1, and multiplied by the value of the query's "
+            "own position.",
+            "Use the letter of the keys for the values: bhqk,bkhd->bqhd.",
+        ),
+        "The positions do not exchange anything: the output at a position depends on that position only.",
+        'out = torch.einsum("bhqk,bkhd->bqhd", weights, v)', "weigh", ({"weigh": _own_value},),
         EINSUM,
     ),
     Fault(

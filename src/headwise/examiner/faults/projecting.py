@@ -277,6 +277,20 @@ PROJECTING = [
         "Weights that were trained with another implementation give different results.",
         REPAIR, "project", (_without_bias("v"),), LINES,
     ),
+    Fault(
+        "bias of another projection",
+        "the bias of one projection is added to another",
+        "k = W_k key + b_v",
+        RIGHT,
+        (
+            "Compare the name of each bias with the projection it is added to.",
+            "A bias of the values belongs to the values; a bias of the keys does not change the weights.",
+            "Add each bias to the projection that it is named after.",
+        ),
+        "A bias of the keys is never trained, and weights of another implementation give different results.",
+        "qkv_bias = torch.cat((self.q_bias, torch.zeros_like(self.v_bias), self.v_bias))",
+        lines=(r"cat\(.*bias", r"k\w*\s*=.*(b_[vq]|[vq]_bias)", r"v\w*\s*=.*(b_[kq]|[kq]_bias)", r"bias"),
+    ),
 ]  # fmt: skip
 
 

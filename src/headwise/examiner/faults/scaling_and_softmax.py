@@ -264,6 +264,20 @@ SCORING = [
         EINSUM,
     ),
     Fault(
+        "normalised over another axis",
+        "queries and keys are normalised over the heads or the positions instead of the channels of a head",
+        "q / |q|, with the length taken over heads or positions",
+        "q / |q|, with the length taken over the d_k channels of each head",
+        (
+            "Print the length of q[0, 0, 0], the query of one head at one position, after the normalisation.",
+            "It is not 1: the sum of squares runs over another axis.",
+            "Normalise over the last axis of [B, H, T, D], dim=-1.",
+        ),
+        "The scores are no cosines, and a head depends on the other heads, or a position on later ones.",
+        "q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)",
+        lines=(r"normalize\(", r"norm\(", r"rsqrt\("),
+    ),
+    Fault(
         "scores mixed over heads",
         "the einsum uses two letters for the heads: each query is compared with the sum of the keys of "
         "all heads",
