@@ -187,7 +187,7 @@ class Turned(nn.Module):
 def test_a_rotation_by_position_is_right_within_its_design() -> None:
     report = hw.check(Turned)
     assert report.ok
-    assert report.designs == ["a rotation by position inside (RoPE, pairs of neighbours, base 1)"]
+    assert report.designs == ["a rotation by position (RoPE, pairs of neighbours, base 1)"]
 
 
 def test_what_fails_in_half_precision_alone_is_a_remark() -> None:

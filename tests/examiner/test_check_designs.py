@@ -250,19 +250,19 @@ class WrongMerge:
 
 
 DESIGNS: dict[type[Plain], str] = {
-    PreNorm: "a LayerNorm of the input inside",
-    PostNorm: "a LayerNorm of the output inside",
-    NormedResidual: "the normed input is added",
-    QueryKeyNorm: "a RMSNorm of queries and keys inside",
+    PreNorm: "a LayerNorm of the input",
+    PostNorm: "a LayerNorm of the output",
+    NormedResidual: "the normalised input is added",
+    QueryKeyNorm: "a RMSNorm of queries and keys",
     Rope: "pairs of halves, base 10000",
     GivenRope: "pairs of neighbours, base 500",
     CalledRope: "pairs of halves, base 10000",  # the class of the file cannot be called: one of ours
     PartOfRope: "pairs of neighbours, base 500, 4 of 6 channels",
     Alibi: "ALiBi, slopes 0.5, 0.25",
-    RelativeBias: r"a bias by distance (s - t) inside",
-    T5: "no scale beside the bias by position, as T5 has it",
-    Window: "a sliding window of 3 keys inside",
-    Latent: "keys and values through 10 channels inside (latent attention, RMSNorm between)",
+    RelativeBias: r"a bias by distance (s - t)",
+    T5: "a bias by position without a scale, as in T5",
+    Window: "a sliding window of 3 keys",
+    Latent: "keys and values through 10 channels (latent attention, RMSNorm between)",
     Cosine: "cosine attention",
 }
 
@@ -302,7 +302,7 @@ def test_what_is_wrong_within_a_design_is_named(design: type[Plain], wrong: type
 def test_a_rotation_of_ours_is_handed_over_and_said(cls: type[Plain]) -> None:
     report = check(cls)
     assert report.verdict == "right", report.summary
-    assert any("is given" in words or "is built with" in words for words in report.conventions.words)
+    assert any("are passed" in words or "to the constructor" in words for words in report.conventions.words)
     wrong = check(type("Wrong", (WrongScale, cls), {}))
     assert [fault.key for fault in wrong.faults] == ["scale by d_model"]
 
@@ -352,7 +352,7 @@ def test_a_window_longer_than_the_probes_is_seen_in_a_longer_call() -> None:
 
     evidence = examine(Long)
     assert judge(evidence).ok
-    assert "a sliding window of 23 keys inside" in words(evidence)
+    assert "a sliding window of 23 keys" in words(evidence)
 
 
 BERT = """

@@ -717,7 +717,7 @@ class Faulty(Rotary):
 def test_a_scale_of_its_own_is_the_one_that_is_shown() -> None:
     explanation = explain(module_of("T5"), torch.randn(1, 4, 24).double())
     scale = next(step for step in explanation.steps if step.key == "scale")
-    assert scale.title == "Scale: none" and "as T5 has it" in scale.words and explanation.scales == (1.0,) * 4
+    assert scale.title == "Scale: none" and "as in T5" in scale.words and explanation.scales == (1.0,) * 4
 
 
 def test_inputs_of_two_widths_are_refused_before_anything_runs() -> None:
@@ -727,9 +727,7 @@ def test_inputs_of_two_widths_are_refused_before_anything_runs() -> None:
 
 def test_a_design_whose_numbers_are_not_found_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explanation_builders, "measure_designs", lambda *_: None)
-    with pytest.raises(
-        ArgumentError, match=r"Rotary has a rotation by position inside .* for 6 queries and 6"
-    ):
+    with pytest.raises(ArgumentError, match=r"Rotary has a rotation by position .* for 6 queries and 6"):
         explain(module_of("Rotary"), torch.randn(1, 6, 24))
 
 

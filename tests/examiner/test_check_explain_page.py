@@ -253,9 +253,9 @@ def test_where_yours_parts_is_red_and_yours_stands_beside_the_expected(
     number = float(page.evaluate("document.querySelector('#your-number').dataset.value"))
     assert number == float(explanation.yours["scaled"][0, 0, 2, 3])
     assert expected_number(page) == float(explanation.fields["scaled"][0, 0, 2, 3])
-    assert "this step itself differs" in page.text("#panel")
+    assert "the mistake is in this step" in page.text("#panel")
     page.click("#steps li:nth-child(7) button")
-    assert "This step is correct, but its input already differed" in page.text("#panel")
+    assert "computes this step correctly, but its input was already wrong" in page.text("#panel")
     page.click("#steps li:nth-child(4) button")
     assert page.evaluate("document.querySelectorAll('figure[data-side=yours]').length") == 0
     assert is_quiet(page)
@@ -265,7 +265,7 @@ def test_a_moved_number_is_found_where_it_came_from(browser: Browser, explained:
     _, path = explained("split wrongly")
     page = browser.open(path)
     page.click(cell(2, 0, "yours", "q"))
-    assert "Your number is that of query 0, channel 8 of Q." in page.text(
+    assert "Your number equals the number at query 0, channel 8 of Q." in page.text(
         "#panel"
     )  # 2 * 4 channels on, in one row
     assert is_quiet(page)

@@ -333,7 +333,7 @@ def test_a_repair_of_several_lines_keeps_its_lines() -> None:
 def test_an_exception_is_told_once_and_explained(show: Rendering) -> None:
     text = flat(show(stopped()))
     assert text.startswith("✗ Line 20, `o.view(B, T, E)`: view needs numbers that lie one after another")
-    assert text.count("RuntimeError at line 20 while it was being called") == 1
+    assert text.count("RuntimeError at line 20 while it was called") == 1
     assert "(test inputs: plain, self, causal and 1 more): view size is not compatible." in text
     assert text.count("Use reshape there.") == 1
 

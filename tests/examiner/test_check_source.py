@@ -728,7 +728,8 @@ def test_what_is_no_python() -> None:
 def test_what_is_not_known_is_quoted_and_limits_are_words_already() -> None:
     unknown = Problem("call", "ValueError", "the moon\n  is full", 2, "causal")
     assert (
-        explain(unknown, "a = 1\nb = 2\n") == "Line 2, `b = 2` (probe: causal): ValueError: the moon is full."
+        explain(unknown, "a = 1\nb = 2\n")
+        == "Line 2, `b = 2` (test input: causal): ValueError: the moon is full."
     )
     assert explain(Problem("build", "ValueError", "no"), None) == "While it was built: ValueError: no."
     assert explain(Problem("limits", "timeout", "it took more than 60 seconds"), None) == (

@@ -34,7 +34,7 @@ export function drawPanel(panel: HTMLElement, map: FieldMap, r: number, c: numbe
     numbersOf(wanted, found, differs),
   );
   if (wanted === null) {
-    panel.append(el("p", null, "The expected result has no such cell."));
+    panel.append(el("p", null, "The expected result is smaller and has no such cell."));
     return;
   }
   const right = sumBehind(field, r, c, at, "expected");
@@ -76,9 +76,16 @@ function yoursBehind(field: string, r: number, c: number, at: At, right: Sum, fo
   const theirs = sumBehind(field, r, c, at, "yours");
   if (theirs.total === null && isOfDesign(field)) return [];
   if (theirs.total === null)
-    return [el("p", { class: "said wrong" }, "Your code does not compute it this way.")];
+    return [
+      el(
+        "p",
+        { class: "said wrong" },
+        "With the shapes in your code, this number cannot be computed by this formula.",
+      ),
+    ];
   if (!parts(field, theirs.total, found)) {
-    const words = "This step is correct, but its input already differed: go to the step marked red.";
+    const words =
+      "Your code computes this step correctly, but its input was already wrong. The first wrong step is marked red.";
     const same = theirs.kind === "words" && right.kind === "words" && theirs.words === right.words;
     const again = same ? [] : [sumOf(theirs, "The same sum with your numbers")];
     return [...again, el("p", { class: "said" }, words)];
@@ -87,9 +94,9 @@ function yoursBehind(field: string, r: number, c: number, at: At, right: Sum, fo
     right.total !== null &&
     (sameNumber(theirs.total, right.total) || Math.abs(theirs.total - right.total) <= 1e-9);
   const lead = same
-    ? "From the same inputs, your result is"
-    : `From your inputs this sum gives ${longer(theirs.total)}; your result is`;
-  const end = same ? "this step itself differs." : "this step differs, too.";
+    ? "The inputs of this step are correct, but your result is"
+    : `With your inputs this sum is ${longer(theirs.total)}, but your result is`;
+  const end = same ? "the mistake is in this step." : "this step also differs.";
   const said = [el("p", { class: "said wrong" }, `${lead} ${longer(found)}: ${end}`)];
   const source = takenFrom(field, found, at);
   if (source !== null) said.push(el("p", { class: "said" }, source));
@@ -119,7 +126,7 @@ function takenFrom(field: string, x: number, at: At): string | null {
       );
     }
   }
-  return places.length === 1 ? `Your number is that of ${places[0]}.` : null;
+  return places.length === 1 ? `Your number equals the number at ${places[0]}.` : null;
 }
 
 /** A sum as a table, or in words. */

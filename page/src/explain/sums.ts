@@ -67,7 +67,7 @@ function products(
 
 const inWords = (words: string, total: number | null = null): Words => ({ kind: "words", words, total });
 const nothing = (): Words =>
-  inWords("The shapes of earlier steps do not fit the formula, so no sum can be shown.");
+  inWords("The shapes from earlier steps do not match the formula, so no sum can be shown.");
 
 /** x[r] · W[c] + b[c], if the weights are on this page. */
 function projection(
@@ -80,8 +80,9 @@ function projection(
 ): Sum {
   const w = matrix("expected", `w_${letter}`, at);
   const b = matrix("expected", `b_${letter}`, at);
-  if (!w || !b) return inWords("The weights are too large for this page.");
-  if (x?.cols !== w.cols) return inWords("These shapes do not fit the weights.");
+  if (!w || !b) return inWords("This page does not contain the weights, because they are too large.");
+  if (x?.cols !== w.cols)
+    return inWords("The shape of the input does not match the weights, so no sum can be shown.");
   return products(
     range(w.cols).map((i) => [String(i), x.at(r, i), w.at(c, i)]),
     b.at(0, c),
@@ -137,7 +138,7 @@ export function sumBehind(field: string, r: number, c: number, at: At, side: Sid
     case "query":
     case "key":
     case "value":
-      return inWords("A number of the input.");
+      return inWords("This number is an input.");
     case "projected_q":
     case "projected_k":
     case "projected_v": {

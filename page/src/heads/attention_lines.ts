@@ -2,7 +2,7 @@
 
 import { css, parsed } from "../shared/colours.ts";
 import { el, svg } from "../shared/elements.ts";
-import { styled } from "../shared/theme.ts";
+import { isDark, styled } from "../shared/theme.ts";
 import { counted, type Hand, type Picture, ranked, type Scene, type Spot, short } from "./head_scene.ts";
 import { clipped, framed, label } from "./picture_export.ts";
 import { largest } from "./sources.ts";
@@ -122,7 +122,7 @@ export function attentionLines(scene: Scene, hand: Hand, room: number): Picture 
       ? `Only the ${counted(MOST_LINES)} largest weights are drawn; select a token to see all of its lines.`
       : focus
         ? "Only the lines of the selected token are drawn. Escape shows all lines."
-        : "The darker a line, the larger the weight. Point at a token to see only its lines; click to select it.";
+        : `${isDark() ? "Brighter" : "Darker"} lines have larger weights. Point at a token to see only its lines; click to select it.`;
   };
 
   const under = (event: MouseEvent): Spot => {
@@ -160,7 +160,7 @@ export function attentionLines(scene: Scene, hand: Hand, room: number): Picture 
         body,
         width,
         height,
-        "queries left, keys right; the darker, the larger the weight",
+        `queries left, keys right; ${isDark() ? "brighter" : "darker"} lines have larger weights`,
         null,
       );
     },

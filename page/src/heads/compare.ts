@@ -70,7 +70,7 @@ function open(app: App): OpenView {
       el("label", { class: "view-field", for: `beside-${name}` }, `${titles[name]} `, selects[name]),
     ]),
   ) as Record<(typeof FIELDS)[number], HTMLLabelElement>;
-  const pin = el("button", { type: "button", id: "beside-pin" }, "Use the selected head as second");
+  const pin = el("button", { type: "button", id: "beside-pin" }, "Use the selected head as the second head");
   const swap = el("button", { type: "button", id: "beside-swap" }, "Swap heads");
   const said = el("p", { class: "compare-said" });
   let sayRow: (row: number) => string = () => "";

@@ -41,12 +41,12 @@ function open(app: App): OpenView {
         "div",
         null,
         listed(
-          "Documents with the largest deviation",
+          "Documents with the largest deviation from the mean",
           chosen.movers,
           "No document deviates much from the mean.",
         ),
         listed(
-          "Positions where its attention differs most",
+          "Positions where the attention of this head differs most from its mean",
           chosen.places,
           "The texts are too short to compare positions.",
         ),

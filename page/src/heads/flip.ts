@@ -22,7 +22,7 @@ export const flipView: View = {
 
 const SENTENCE =
   "The change of a head is the Jensen-Shannon divergence between its weights on the two texts, averaged over tokens: " +
-  "0 = the same weights, log 2 = 0.69 nats = no key in common. In the difference, orange is more weight in the second text, blue less.";
+  "0 = the same weights, log 2 = 0.69 nats = no key in common. In the map of the difference, orange means more weight on the second text, blue less.";
 
 function open(app: App): OpenView {
   const which = el("select", { id: "flip-which" });

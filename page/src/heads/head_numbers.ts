@@ -41,7 +41,7 @@ export function rolesList(roles: RoleData[] | null): HTMLElement | null {
         "span",
         { class: "quiet" },
         ` of ${counted(role.cases)} cases${interval(role)};` +
-          ` the best rule without a model, “${role.rule}”, is right in ${short(role.rule_share)}.`,
+          ` the best rule without a model, “${role.rule}”, is right in ${short(role.rule_share)} of them.`,
       ),
     ),
   );
@@ -124,5 +124,5 @@ export async function pairsList(
   });
   const list = el("ol", { class: "pairs" }, ...items);
   if (scene.call.exact || !scene.written) return list;
-  return el("div", null, el("p", { class: "quiet" }, "By weight only:"), list);
+  return el("div", null, el("p", { class: "quiet" }, "Ordered by the weight alone, without ‖v W_O‖:"), list);
 }

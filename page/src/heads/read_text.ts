@@ -53,7 +53,7 @@ export function readText(
   };
   const meaning =
     pinned === null
-      ? "mean weight that a token gets from the queries that can see it"
+      ? "weight that a token gets, averaged over the queries that may attend to it"
       : `weight that ${named(call.queryTokens, pinned)} gives to a token`;
   if (call.keyTokens === null)
     return [el("p", { class: "quiet" }, "This page does not have the tokens of this text.")];

@@ -156,12 +156,12 @@ function open(app: App): OpenView {
       el(
         "h4",
         null,
-        `${title} of every head (thick line: head ${shortName(app.state.layer, app.state.head)})`,
+        `${title}: one line per head (thick: head ${shortName(app.state.layer, app.state.head)})`,
       ),
       curves(app, data, values(), statistic.value, wide),
       el("h4", null, "Validation loss, nats per token"),
       lossCurve(data, wide),
-      el("p", { class: "quiet" }, "Training checkpoints, evenly spaced; the numbers are training steps."),
+      el("p", { class: "quiet" }, "The checkpoints are evenly spaced; the numbers below are training steps."),
     );
   }
 

@@ -113,17 +113,18 @@ def check(
     NAME, the classes and functions that look most like multi-head attention are checked; if one of them is
     wrong, the file is wrong. Several files, or a folder, give one table and a summary of the class.
 
-    For marking: each of several files can read only itself and what it imports, and in a folder below FOLDER
-    the files in there; symbolic links are refused. --rubric gives points, --feedback writes a file for each
-    student (with hints up to --hint), and for nearly identical files the share of equal tokens is shown.
+    For marking: if several files are checked, each can read only itself, the files it imports and, in a
+    folder below FOLDER, the other files of that folder; symbolic links are refused. --rubric gives
+    points, --feedback writes a file for each student (with hints up to --hint), and nearly identical
+    files are listed with the share of their tokens that are equal.
 
     Exit code 0: right; 1: wrong; 2: not judged. For several files: 1 if any is wrong, else 2 if any was not
     judged, else 0.
 
     The verdict is based on outputs for weights and inputs that are drawn after the examination, so a file
     that tampers with the examination does not pass. A file that computes the right numbers in another way
-    does pass. Conventions, variants, gradients, dropout and the state dict are judged as examined in the
-    process of the file.
+    does pass. Conventions, variants, gradients, dropout and the state dict are not measured again: for
+    these the verdict uses the results from the process that ran the file.
 
     Example: headwise check mha.py:MultiHeadAttention --hint 1
 

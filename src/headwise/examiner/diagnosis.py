@@ -562,7 +562,10 @@ def where_right(evidence: Evidence) -> list[str]:
             elif len(heads) == evidence.num_heads:
                 message = "all attention weights, so the mistake is in the values or after the softmax"
                 probes.setdefault(message, []).append(call.probe)
-    return [f"{', '.join(dict.fromkeys(names))}: {message}" for message, names in probes.items()]
+    return [
+        f"{message} (test input{'s' * (len(names) > 1)}: {', '.join(names)})"
+        for message, names in ((message, list(dict.fromkeys(all_))) for message, all_ in probes.items())
+    ]
 
 
 def _numbers(yes: Tensor) -> list[int]:
@@ -570,7 +573,7 @@ def _numbers(yes: Tensor) -> list[int]:
 
 
 def _list(noun: str, numbers: list[int]) -> str:
-    return f"only {noun}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+    return f"{noun}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 def first_by_weights(evidence: Evidence) -> str | None:
@@ -593,7 +596,9 @@ def empty_row(evidence: Evidence) -> str | None:
         return None
     rows = call.output[~call.inputs.mask.any(-1)]
     if bool(rows.isnan().all()):
-        return "the output is NaN: this is the softmax of -inf alone"
+        return "the output is NaN, as is the softmax of scores that are all -inf"
     if bool((rows == 0).all()):
         return "the output is 0"
-    return "the output is finite: its weights are 0, or uniform from a large negative number in place of -inf"
+    return (
+        "the output is finite: its weights are 0, or all equal because the scores are set to a finite number"
+    )

@@ -26,6 +26,7 @@ from .diagnosis import (
     where_right,
 )
 from .evidence import Evidence, Finding, Problem
+from .examine.conventions import OWN_MASK
 from .examine.environment import neutral_torch_state
 from .examine.findings import MASKS_WITH_SWITCHES
 from .exceptions import explain
@@ -257,7 +258,7 @@ def _report_numbers(report: Report, evidence: Evidence, diagnosis: Diagnosis) ->
     if diagnosis.faults:
         inside = diagnosis.faults[0].fault.design if len(diagnosis.faults) == 1 else ""
         if inside:
-            report.designs.append(f"{inside} inside")
+            report.designs.append(inside)
             diagnosis.faults = ()
             report.errors = diagnosis.errors = dict.fromkeys(diagnosis.errors, diagnosis.fit)
             return
@@ -543,6 +544,8 @@ def _words(report: Report, evidence: Evidence) -> list[str]:
     if not report.judged:
         return evidence.conventions.words
     words = [sentence for sentence in evidence.conventions.words if sentence not in evidence.doubts]
+    if report.faults and not evidence.conventions.always_causal:
+        words = [sentence for sentence in words if OWN_MASK not in sentence]  # an effect of the fault
     about_masks = any(
         named.key in FAULTS and (FAULTS[named.key].needs_mask or "mask" in named.key)
         for named in report.faults

@@ -55,7 +55,7 @@ MEANINGS = {
     "duplicate_token": "duplicate token: weight on earlier copies",
     "special": "special: weight on special tokens",
     "punctuation": "punctuation: weight on punctuation",
-    "written_first": "written first: share written from first token",
+    "written_first": "output from the first key, as a share",
     "written_special": "written special: share from special tokens",
 }
 NOT_SHARES = ("entropy", "effective_keys", "distance", "max_logit")

@@ -92,24 +92,24 @@ IN_WORDS = {  # name -> its title on a page, and its definition: what it is comp
     "punctuation": ("punctuation", "Weight on punctuation, averaged over queries. From 0 to 1."),
     "spread": ("spread", "Entropy divided by the largest possible entropy. From 0 to 1; 1 = the same "
     "weight for every visible token."),
-    "locality": ("locality", "1 − (weight more than 8 tokens away) / (the same with uniform attention). 1 "
-    "= all weight near by, 0 = as "
-        "uniform attention, below 0 = mostly far."),
+    "locality": ("locality", "1 − (weight on tokens more than 8 positions away) / (the same with equal "
+    "weights). 1 = all weight within 8 positions, "
+        "0 = equal weights, below 0 = more weight far away."),
     "streaming": (
         "streaming",
-        "Weight on the first 128 and the latest 256 tokens, averaged over queries that see others. From 0 "
-        "to 1; "
+        "Weight on the first 128 and the latest 256 tokens, averaged over queries with other visible "
+        "tokens. From 0 to 1; "
         "near 1 = the head needs no other tokens.",
     ),
     "written_first": (
-        "written from the first key",
-        "Share of the first token in weight × ‖v W_O‖, the norm of what the head adds to the output. From "
-        "0 to 1.",
+        "output from the first key",
+        "Norm of what the head adds to the output from the first token, weight × ‖v W_O‖, divided by the sum "
+        "of these norms over all tokens. From 0 to 1.",
     ),
     "written_special": (
-        "written from special tokens",
-        "Share of special tokens in weight × ‖v W_O‖, the norm of what the head adds to the output. From "
-        "0 to 1.",
+        "output from special tokens",
+        "Norm of what the head adds to the output from special tokens, weight × ‖v W_O‖, divided by the sum "
+        "of these norms over all tokens. From 0 to 1.",
     ),
 }  # fmt: skip
 

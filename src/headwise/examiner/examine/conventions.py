@@ -31,6 +31,7 @@ class Doubt(str):
     """A sentence about a mask or a layout that could not be determined with certainty."""
 
 
+OWN_MASK = "the mask that the code creates itself"
 SAMPLES_FIRST, HEADS_FIRST = "[B*H, T, S]", FULL[-1]  # two orders of one size
 
 
@@ -188,18 +189,24 @@ def find_layout(caller: Caller, text: str) -> tuple[Caller, str | None]:
         return caller, None
     try:
         if _mixes_samples(other):
-            return caller, Doubt("sample 0 reacts to sample 1: something mixes the sequences of a batch")
+            return caller, Doubt(
+                "the output of sample 0 depends on sample 1: the code mixes the sequences of a batch"
+            )
     except CAUGHT:
         return caller, None
     meant = getattr(body, "batch_first", None)
     if meant is False:
-        return other, "inputs are [T, B, E], length first: batch_first is False"
+        return other, "inputs are [T, B, E], with the sequence dimension first: batch_first is False"
     named_layout = layout_words(text)
     inside = isinstance(body, nn.Module) and any(isinstance(m, nn.MultiheadAttention) for m in body.modules())
     if named_layout == "batch first" or meant is True or (named_layout is None and inside):
-        reason = "the code names its axes batch first" if named_layout else "nothing in the code says so"
-        return caller, Doubt(f"it computes as if the inputs were [T, B, E], but {reason}")
-    return other, "inputs are [T, B, E], length first"
+        reason = (
+            "the names of the axes in the code put the batch first"
+            if named_layout
+            else "nothing in the code says so"
+        )
+        return caller, Doubt(f"its output is that of attention over inputs [T, B, E], but {reason}")
+    return other, "inputs are [T, B, E], with the sequence dimension first"
 
 
 _BATCH = r"(?:batch\w*|bs|bsz|b|n_?batch\w*)"
@@ -486,17 +493,19 @@ def _find_convention(
             break
         for convention in of_shape if shape in FULL else []:
             if agrees(convention) and probe.is_exact(convention, same=True):
-                return convention, Doubt(f"{argument} does not hide exactly what it should")
+                return convention, Doubt(
+                    f"with {argument}, other keys are hidden than those that the mask hides"
+                )
     if not running or description.shape == "":
         simple = _find_simple_convention(probe, argument)
         if simple is not None:
             return simple, ""
     if not running:
-        return None, Doubt(f"{argument} changes nothing, whatever is given")
+        return None, Doubt(f"{argument} has no effect on the output, whatever mask is passed")
     if _is_about_queries(argument) and any(
         probe.is_exact(convention, transposed=True) for convention in running
     ):
-        return None, f"{argument} hides queries, no keys: it was left out"
+        return None, f"{argument} hides queries and no keys, so the check does not pass it"
     likely = [x for x in running if agrees(x) and (x.kind == "added") == description.added] or running
     if _always_nan(probe, likely):
         return likely[0], Doubt(f"{argument} makes the output NaN")
@@ -507,16 +516,21 @@ def _find_convention(
     for convention in likely if probe.own_mask is not None else []:
         if probe.is_exact(convention, join="alone"):
             if probe.causal and convention.shape not in PADDING and description.replaces:
-                return replace(convention, whole=True), f"{argument} is taken in place of its own causal mask"
-            return convention, f"with {argument}, what is hidden without it is not hidden any more"
+                return replace(convention, whole=True), f"if {argument} is passed, it replaces {OWN_MASK}"
+            return convention, f"if {argument} is passed, {OWN_MASK} is not applied"
         if probe.is_exact(convention, join="or"):
-            return convention, f"with {argument}, a key is seen where it or the causal mask allows it"
+            return (
+                convention,
+                f"if {argument} is passed, a key is visible where {argument} or {OWN_MASK} allows it",
+            )
     for of, same, transposed in questions:
         for convention in likely:
             if probe.is_exact(convention, of, same, transposed):
-                return convention, Doubt(f"{argument} does not hide exactly what it should")
+                return convention, Doubt(
+                    f"with {argument}, other keys are hidden than those that the mask hides"
+                )
     best = max(likely, key=lambda convention: round(probe.ratio(convention), 2))
-    return best, Doubt(f"{argument} changes the output, but hides nothing exactly")
+    return best, Doubt(f"{argument} changes the output, but no known meaning of a mask gives that output")
 
 
 def _always_nan(probe: _MaskProbe, conventions: list[MaskConvention]) -> bool:

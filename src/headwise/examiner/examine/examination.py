@@ -109,10 +109,10 @@ LAYOUTS = {
     "heads inside": "its inputs are [B, T, H, D]",
     "heads in the batch": "its inputs are [B * H, T, D]",
     "channels first": "its inputs are [B, E, T]",
-    "image": "its inputs are images, [B, E, height, width]: a sequence is one column of pixels",
+    "image": "its inputs are images, [B, E, height, width]; the tokens are the pixels of one column",
     "row by row": "its inputs are [B, rows, T, E]: each row is a sequence of its own",
     "window by window": "its inputs are [B, rows, columns, T, E]: each window is a sequence of its own",
-    "volume": "its inputs are volumes, [B, E, depth, height, width]: a sequence is one line of voxels",
+    "volume": "its inputs are volumes, [B, E, depth, height, width]; the tokens are the voxels of one line",
 }
 
 
@@ -130,21 +130,21 @@ def _call_sentences(caller: Caller, causal: bool) -> list[str]:
     for convention in caller.conventions:
         argument, kind, shape = convention.argument, convention.kind, convention.shape
         if kind == "switch":
-            sentences.append(f"{argument}={convention.on!r} hides the future")
+            sentences.append(f"{argument}={convention.on!r} hides later keys from each query")
         elif kind == "lengths":
-            sentences.append(f"{argument} says how many keys may be seen, {shape}")
+            sentences.append(f"{argument} is the number of visible keys, {shape}")
         elif kind == "added":
             sentences.append(
-                f"{argument} is added to the scores, {shape}: 0 where a key may be seen, else -inf"
+                f"{argument} is added to the scores, {shape}: 0 for a visible key, -inf for a hidden key"
             )
         else:
             true, effect = (
                 "True" if kind == "bool" else "1",
-                "may be seen" if convention.true_attends else "is hidden",
+                "is visible" if convention.true_attends else "is hidden",
             )
             sentences.append(f"{argument} is {kind}, {shape}: {true} where a key {effect}")
     if causal:
-        sentences.append("it is always causal: no position sees those after it")
+        sentences.append("it is always causal: no query attends to later keys")
     return sentences
 
 
@@ -303,7 +303,7 @@ def _examine(evidence: Evidence, request: _Request) -> Caller | None:
             return again
     if made_up and _depends_on_made_up(caller, construction, request):
         values = ", ".join(f"{name}={value!r}" for name, value in made_up.items())
-        message = f"{values} was made up, and the output depends on it"
+        message = f"{values}: the check chose this value, and the output depends on it"
         evidence.problems = [Problem("build", GUESS, message)]
         evidence.weights, evidence.findings, evidence.calls = None, [], []
     return caller
@@ -359,7 +359,10 @@ def _examine_other_sizes(evidence: Evidence, built: BuildResult, request: _Reque
             if caller is not None:
                 return caller
     if len(raised) == len(candidates):
-        detail = f"with {' and with '.join(raised)} it raises: only {evidence.num_heads} heads were examined"
+        detail = (
+            f"built with {' and with '.join(raised)}, it raises an exception, so only "
+            f"{evidence.num_heads} heads were examined"
+        )
         evidence.findings.append(Finding("other sizes", "unknown", detail))
     return None
 
@@ -376,7 +379,9 @@ def _groups_that_raise(request: _Request, construction: Construction | None, siz
     problem = request.build([(sizes, constructor.choice)], (construction.precision,)).problem
     if problem is None or (problem.stage, problem.kind) != ("call", "RuntimeError") or problem.line is None:
         return None
-    detail = f"built with {sizes.H} heads over {sizes.H // 4} of keys, it raises: {problem.message}"
+    detail = (
+        f"built with {sizes.H} query heads and {sizes.H // 4} key/value heads, it raises: {problem.message}"
+    )
     return Finding("other sizes", "wrong", detail, "groups repeated wrong times", problem.line)
 
 
@@ -566,7 +571,7 @@ def _record_projections(evidence: Evidence, caller: Caller, projections: Project
         names = ", ".join(list(parameters)[:8]) or "none"
         message = f"the projections could not be found among its parameters ({names}); pass roles="
         if projections.unjudged:
-            message = f"{projections.unjudged} inside: headwise has no equal of it to compare with"
+            message = f"it contains {projections.unjudged}, which headwise has nothing to compare with"
         evidence.problems.append(Problem("call", "roles", message))
 
     def unnumbered(name: str) -> str:
@@ -688,7 +693,10 @@ def _judge_large_scores(evidence: Evidence, caller: Caller) -> list[Finding]:
     if not is_wrong and loud.output is not None and bool(loud.output.isfinite().all()):
         if _has_finite_fill(evidence, loud) and _is_right_below(evidence, caller, loud):
             evidence.calls.remove(loud)
-            detail = "it hides with -1e4 or so: enough for ordinary scores, -inf would do for all"
+            detail = (
+                "the scores of hidden keys are set to about -1e4, which is low enough for "
+                "ordinary scores only; use -inf"
+            )
             return [Finding("hidden scores", "wrong", detail, "finite fill")]
         return []
     evidence.calls.remove(loud)

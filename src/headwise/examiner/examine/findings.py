@@ -128,7 +128,7 @@ def _made_in_forward(caller: Caller) -> Iterator[Finding]:
     with _WeightDrawCounter() as drawn:
         run_body(caller, caller.subject.body)
     if drawn.count:
-        detail = f"in every call {drawn.count} new weights are drawn: none of them is ever trained"
+        detail = f"every call creates {drawn.count} new weights, which are never trained"
         yield Finding("layers made once", "wrong", detail, "layers made in forward")
 
 
@@ -154,7 +154,7 @@ def _independent_calls(caller: Caller) -> Iterator[Finding]:
             after = run_body(other, body, calm=True)
         except CAUGHT as error:
             problem = problem_of(error, "call", caller.subject.files)
-            detail = f"after a call with another batch the same input raises {problem.kind}"
+            detail = f"after a call with a different batch, the first input raises {problem.kind}"
             yield Finding(name, "wrong", detail, "state kept between calls")
             return
         later = run_body(other, body, calm=True)
@@ -165,7 +165,7 @@ def _independent_calls(caller: Caller) -> Iterator[Finding]:
         else:
             yield Finding(name, "right", "what was called before makes no difference")
     else:
-        detail = f"after a call with another input the same input gives another output, off by {off:.0e}"
+        detail = f"after a call with a different input, the output for the first input changes by {off:.0e}"
         yield Finding(name, "wrong", detail, "state kept between calls")
 
 
@@ -183,7 +183,9 @@ def _returned_weights(evidence: Evidence) -> Iterator[Finding]:
             continue
         if share_off(call.weights, truth.scaled.softmax(-1)) <= 1e-5:
             most = float(call.weights[~mask[:, None].expand_as(call.weights)].max())
-            detail = f"probe {call.probe}: a hidden key has a weight of {most:.2g} in what is returned"
+            detail = (
+                f"test input {call.probe}: in the returned weights, a hidden key has a weight of {most:.2g}"
+            )
             yield Finding("weights returned", "wrong", detail, "unmasked weights returned")
             return
 
@@ -197,10 +199,18 @@ def _deterministic(caller: Caller, construction: Construction | None) -> Iterato
         )
         if calm:
             yield Finding(
-                name, "wrong", "two runs in eval differ: dropout is active there, too", "dropout in eval"
+                name,
+                "wrong",
+                "two calls in evaluation mode give different outputs: dropout is active",
+                "dropout in eval",
             )
         else:
-            yield Finding(name, "wrong", "two runs in eval differ, and not for dropout", "not deterministic")
+            yield Finding(
+                name,
+                "wrong",
+                "two calls in evaluation mode give different outputs, and dropout is not the reason",
+                "not deterministic",
+            )
         return
     if construction is not None and construction.takes("dropout"):
         try:
@@ -211,7 +221,12 @@ def _deterministic(caller: Caller, construction: Construction | None) -> Iterato
             yield Finding(name, "right", "two runs in eval are equal")
             return
         if not _equal(first, second):
-            yield Finding(name, "wrong", "built with dropout=0.5, two runs in eval differ", "dropout in eval")
+            yield Finding(
+                name,
+                "wrong",
+                "built with dropout=0.5, two calls in evaluation mode give different outputs",
+                "dropout in eval",
+            )
             return
     yield Finding(name, "right", "two runs in eval are equal")
 
@@ -255,13 +270,15 @@ def _training(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
         yield Finding(name, "right", "with dropout at 0, train() and eval() give the same output")
     elif once:
         where = {
-            "training": "train() hides the future, eval()",
-            "evaluation": "eval() hides the future, train()",
+            "training": "later keys are hidden in training mode, but not in evaluation mode",
+            "evaluation": "later keys are hidden in evaluation mode, but not in training mode",
         }
-        yield Finding(name, "wrong", f"{where[once]} does not", f"causal only in {once}")
+        yield Finding(name, "wrong", where[once], f"causal only in {once}")
     else:
         yield Finding(
-            name, "wrong", f"with dropout at 0, train() and eval() differ by {off:.0e} of the output"
+            name,
+            "wrong",
+            f"with dropout=0, the outputs in training and in evaluation mode differ by {off:.0e}",
         )
 
 
@@ -407,7 +424,9 @@ def _dropout_before_softmax(caller: Caller) -> Iterator[Finding]:
         for each in ran.scores:
             visible = each.isfinite() & (each > -FAR)
             if x.ndim > 2 and x.shape == each.shape and _scaled_alike(x[visible], each[visible]):
-                detail = "dropout falls on the scores, whose zeros are ordinary scores, not on the weights"
+                detail = (
+                    "dropout is applied to the scores: a dropped score is 0, and the softmax gives it weight"
+                )
                 yield Finding("dropout", "wrong", detail, "dropout before softmax")
                 return
 
@@ -434,7 +453,9 @@ def _same_head_in_a_list(caller: Caller) -> Iterator[Finding]:
             and len({id(head) for head in module}) == 1
             and any(True for _ in module.parameters())
         ):
-            detail = f"{path} holds one module {len(module)} times, with one set of weights"
+            detail = (
+                f"{path} contains the same module {len(module)} times, so all heads have the same weights"
+            )
             yield Finding("heads of their own", "wrong", detail, "same head for all")
             return
 
@@ -455,7 +476,7 @@ def _inputs_unchanged(caller: Caller) -> Iterator[Finding]:
     name, arguments = "mask left unmodified", {way.argument for way in caller.conventions}
     masks = sorted(arguments & _written_to(caller, mask))
     if masks:
-        detail = f"{masks[0]} is changed in place: the next call gets another"
+        detail = f"{masks[0]} is changed in place: the next call gets the changed mask"
         yield Finding(name, "wrong", detail, "mask modified")
     else:
         yield Finding(name, "right", "the mask is as it was")
@@ -590,7 +611,7 @@ def _state_dict(caller: Caller) -> Iterator[Finding]:
         which = ", ".join(subject.unregistered[:4])
         layers = any(c.isdigit() for c in which) or ".weight" in which  # a plain tensor has no such name
         fault = "heads in a list" if layers else "state dict incomplete"
-        detail = f"state_dict() and parameters() know nothing of {which}"
+        detail = f"state_dict() and parameters() do not contain {which}"
         yield Finding(name, "wrong", detail, fault, parts=list(subject.unregistered))
         return
     if subject.make is None:
@@ -616,7 +637,7 @@ def _state_dict(caller: Caller) -> Iterator[Finding]:
     if off <= _same(caller):
         yield Finding(name, "right", "a fresh instance that loads the state dict gives the same output")
     else:
-        detail = f"a fresh instance that loads the state dict differs by {off:.0e} of the output"
+        detail = f"the output of a new instance with the same state dict differs by {off:.0e}"
         yield Finding(name, "wrong", detail, "state dict incomplete")
 
 
@@ -726,7 +747,7 @@ def batch_of_one(evidence: Evidence, same: float, fixed: int | None) -> Iterator
         if off <= max(same, 1e-7):
             yield Finding(name, "right", "alone, a sequence gives what it gives in a batch")
         else:
-            yield Finding(name, "wrong", "a sequence gives something else alone than in a batch")
+            yield Finding(name, "wrong", "the output of a sequence alone differs from its output in a batch")
 
 
 def non_contiguous_input(evidence: Evidence, same: float) -> Iterator[Finding]:
@@ -746,7 +767,7 @@ def non_contiguous_input(evidence: Evidence, same: float) -> Iterator[Finding]:
         )
     elif strided.output is not None:
         right = share_off(strided.output, plain.output) <= same
-        detail = "gives the same output" if right else "gives another output"
+        detail = "gives the same output" if right else "gives a different output"
         yield Finding(name, "right" if right else "wrong", detail)
 
 
@@ -768,7 +789,10 @@ def one_length(evidence: Evidence, takes_length: bool = True) -> list[Finding]:
     evidence.calls = [
         call for call in evidence.calls if call.problem is None or call.inputs.query.shape[1] != short
     ]
-    words = f"{short} positions raise {other.problem.kind}, {plain_.inputs.query.shape[1]} do not"
+    words = (
+        f"inputs of {short} positions raise {other.problem.kind}, inputs of "
+        f"{plain_.inputs.query.shape[1]} do not"
+    )
     if not takes_length or FIXED.search(evidence.source or ""):
         words += ": it may be meant for one length"
         return [Finding("other lengths", "unknown", words, None, other.problem.line)]
@@ -799,7 +823,7 @@ def two_lengths(caller: Caller, evidence: Evidence, text: str) -> list[Finding]:
     if caller.plan.memory_only or caller.conventions or read is not None or mentions_two:
         return []
     evidence.calls.remove(call)
-    words = f"more keys than queries raise {call.problem.kind}: it says nothing of two lengths"
+    words = f"more keys than queries raise {call.problem.kind}; the code may be meant for equal numbers"
     return [Finding("keys of another length", "unknown", words, None, call.problem.line)]
 
 
@@ -820,13 +844,16 @@ def biases(projections: Projections, right: bool) -> Iterator[Finding]:
         return
     lacking = [name for name in "qkv" if not guess.biases.get(name)]
     if lacking == ["k"]:
-        detail = "the key projection has no bias; softmax would not see it, so nothing is lost"
+        detail = (
+            "the key projection has no bias; a key bias adds the same number to all scores of "
+            "a query, which the softmax ignores"
+        )
         yield Finding("key bias", "right", detail, "no key bias")
     elif len(lacking) < 3:
         for name in lacking:
             if name != "k":
                 word = {"q": "query", "v": "value"}[name]
-                detail = f"the {word} projection has no bias, others have one"
+                detail = f"the {word} projection has no bias, but another projection has one"
                 yield Finding(f"{word} bias", "wrong", detail, f"no {name} bias")
 
 
@@ -837,7 +864,9 @@ def missing_projections(caller: Caller, projections: Projections, evidence: Evid
         return
     proven = projections.proven or _one_fault(projections, evidence)
     if projections.small:
-        detail = f"the projections are [{sizes.D}, {sizes.D}], one for all {projections.num_heads} heads"
+        detail = (
+            f"one projection of shape [{sizes.D}, {sizes.D}] is used for all {projections.num_heads} heads"
+        )
         yield Finding("projection size", "wrong", detail, "same projection for every head")
     missing = [name for name in "qkv" if not guess.weights.get(name)]
     if missing and proven:
@@ -845,16 +874,20 @@ def missing_projections(caller: Caller, projections: Projections, evidence: Evid
         yield Finding("projections", "wrong", f"no projection for {', '.join(missing)} was found", fault)
     places = [(p.name, p.where) for name in "qkv" for p in guess.weights.get(name, [])[:1]]
     if len(places) == 3 and len(set(places)) < 3 and proven:
-        detail = "one weight makes more than one of q, k and v"
+        detail = "one weight computes more than one of q, k and v"
         yield Finding("projections", "wrong", detail, "shared projection")
     if not guess.weights.get("o") and proven and projections.num_heads > 1 and not projections.elsewhere:
-        detail = "there is no output projection: the heads' outputs are returned side by side"
+        detail = "there is no output projection: the concatenated heads are returned"
         yield Finding("output projection", "wrong", detail, "no output projection")
     if projections.hard_coded:
-        detail = f"{projections.hard_coded} heads were asked for, and it uses {projections.num_heads}"
+        detail = f"it was built with {projections.hard_coded} heads, and uses {projections.num_heads}"
         yield Finding("number of heads", "wrong", detail, "hard-coded heads")
     if projections.rewired:
-        yield Finding("wiring", "unknown", f"names and gradients disagree: {projections.rewired}")
+        yield Finding(
+            "wiring",
+            "unknown",
+            f"the names of the parameters do not agree with the gradients: {projections.rewired}",
+        )
 
 
 def _one_fault(projections: Projections, evidence: Evidence) -> bool:

@@ -72,7 +72,8 @@ def other_lengths(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
                 return
             with_mask = "" if mask is None else " with a mask"
             detail = (
-                f"right at {caller.subject.sizes.long} positions, and off by {off:.0e} at {length}{with_mask}"
+                f"right for {caller.subject.sizes.long} positions; for {length}{with_mask}, the output "
+                f"differs by {off:.0e}"
             )
             yield Finding(name, "wrong", detail, "wrong at other lengths")
             return
@@ -140,10 +141,10 @@ def state_kept(caller: Caller, same: float) -> str:
                 outputs.append(_output(new_caller, *last_call).nan_to_num())
             except CAUGHT as error:
                 if outputs:
-                    return f"{after} raises {type(error).__name__}"
+                    return f"{after}, the same call raises {type(error).__name__}"
                 break
         if len(outputs) == 2 and (off := share_off(outputs[1], outputs[0])) > same:
-            return f"{after} gives another output, off by {off:.0e}"
+            return f"{after}, the output differs by {off:.0e}"
     return ""
 
 
@@ -190,7 +191,10 @@ def seeds_kept(caller: Caller) -> Iterator[Finding]:
         if first == second
     ]
     if libraries:
-        detail = f"whatever seed was set before a call, {libraries[0]} draws the same numbers after it"
+        detail = (
+            f"forward sets the random seed: after a call, {libraries[0]} draws the same numbers, "
+            "whatever seed was set before"
+        )
         yield Finding("random numbers left alone", "wrong", detail, "seed set in forward")
 
 
@@ -222,5 +226,7 @@ def wider_values(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
     if off <= NEAR:
         yield Finding(name, "right", f"right with {channels}")
     else:
-        difference = f"off by {off:.0e}" if output.shape == truth.shape else f"of shape {list(output.shape)}"
+        difference = (
+            f"wrong by {off:.0e}" if output.shape == truth.shape else f"of shape {list(output.shape)}"
+        )
         yield Finding(name, "wrong", f"with {channels} the output is {difference}", "wrong with wider values")

@@ -153,7 +153,7 @@ def find_latent(caller: Caller, record: CallRecord, inputs: QKV) -> tuple[Projec
     widths = " and ".join(dict.fromkeys(str(len(matrix)) for matrix in narrow.values()))
     norm = next((chain.norm.word for chain in chains if chain.norm is not None), "")
     design.words = (
-        f"{names} through {widths} channels inside (latent attention{f', {norm} between' if norm else ''})"
+        f"{names} through {widths} channels (latent attention{f', {norm} between' if norm else ''})"
     )
     first = {name: pieces[0] for name, pieces in guess.weights.items()}
     roles = {name: Role(piece.name + piece.where, "calls", path=piece.name) for name, piece in first.items()}

@@ -294,7 +294,9 @@ def weights_of(guess: Assignment, E: int, H: int) -> tuple[Weights, list[str]] |
             times = H // (n // D)
             weight[name] = weight[name].unflatten(0, (n // D, D)).repeat_interleave(times, 0).flatten(0, 1)
             bias[name] = bias[name].unflatten(0, (n // D, D)).repeat_interleave(times, 0).flatten()
-            words = [f"{n // D} heads of keys and values serve {H} of queries (grouped-query attention)"]
+            words = [
+                f"{H} query heads share {n // D} key/value head{'s' * (n // D > 1)} (grouped-query attention)"
+            ]
     if len(weight["k"]) != len(weight["q"]) or len(weight["v"]) % H:
         return None
     pieces, biases = guess.weights.get("o"), guess.biases.get("o")

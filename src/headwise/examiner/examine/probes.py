@@ -236,16 +236,16 @@ def cached(caller: Caller, evidence: Evidence, right: bool) -> Iterator[Finding]
     title = " and ".join(names)
     reason = ""
     if not right:
-        reason = "what it gives without it is not right, or not known to be"
+        reason = "the output without the cache is wrong, or could not be compared"
     elif places:
-        reason = f"it goes with {places[0]}, and I do not know what that counts"
+        reason = f"it needs {places[0]}, and it is unknown what that argument counts"
     elif caller.plan.needs_mask:
-        reason = f"it goes with {caller.plan.needs_mask[0]}, and I do not know how long a mask it wants"
+        reason = f"it needs {caller.plan.needs_mask[0]}, and the length of that mask is unknown"
     elif (
         len(names) > 2 or caller.plan.as_numpy
         or any(parameters[name].default is inspect.Parameter.empty for name in names)
     ):  # fmt: skip
-        reason = "I do not know what to begin with"
+        reason = "the value of the cache for the first call is unknown"
     if reason:
         yield Finding(title, "unknown", f"not tried: {reason}")
         return
@@ -255,7 +255,7 @@ def cached(caller: Caller, evidence: Evidence, right: bool) -> Iterator[Finding]
     except CAUGHT as error:
         problem = problem_of(error, "call", caller.subject.files)
         where = "" if problem.line is None else f" at line {problem.line}"
-        detail = f"handed back what came with the output, it raises {problem.kind}{where}: {problem.message}"
+        detail = f"called with the cache that it returned, it raises {problem.kind}{where}: {problem.message}"
         yield Finding(title, "unknown", f"not judged: {detail}")
 
 
@@ -273,8 +273,8 @@ def _compare_steps(
         _, raw = _call_with(caller, _part(inputs, slice(None), slice(0, L - T)), flags)
         caches = list(_returned_caches(raw, L - T, len(names)))
         if len(caches) != 1:
-            returned = "nothing" if not caches else "more than one thing"
-            detail = f"{returned} came back beside the output that could be handed in again"
+            returned = "no value" if not caches else "more than one value"
+            detail = f"besides the output it returned {returned} that could be passed to the next call"
             yield Finding(name, "unknown", f"not tried: {detail}")
             return
         rest = _part(inputs, slice(None), slice(L - T, L))
@@ -286,7 +286,8 @@ def _compare_steps(
         tokens = "one new token" if T == 1 else f"{T} new tokens"
         verb = "gives" if T == 1 else "give"
         difference = (
-            f"{tokens} with the cache of {L - T} {verb} another output than all {L} at once, off by {off:.0e}"
+            f"{tokens} with the cache of {L - T} {verb} an output that differs by {off:.0e} "
+            f"from that of all {L} at once"
         )
         B = len(rest[0])
         top_left, whole_context = (
@@ -296,12 +297,17 @@ def _compare_steps(
         if top_left and not whole_context:
             yield Finding(NAME, "wrong", difference, "causal mask not shifted by the cache")
         elif whole_context and T > 1:
-            detail = "several new tokens at once see each other, the later ones too; one at a time is right"
+            detail = (
+                "of several new tokens in one call, earlier ones attend to later ones; one token "
+                "per call is right"
+            )
             yield Finding(name, "unknown", detail)
         elif caller.plan.self_only:
             yield Finding(NAME, "wrong", difference, "cache gives something else")
         else:  # it may keep keys and values of a memory, which new tokens do not add to
-            yield Finding(name, "unknown", f"not judged: {difference}; what it keeps may be another memory's")
+            yield Finding(
+                name, "unknown", f"not judged: {difference}; its cache may belong to a different memory"
+            )
         return
     yield Finding(NAME, "right", "step by step with its cache gives what it gives at once")
 

@@ -521,7 +521,7 @@ def find_roles(
         rewired = _wiring(best.guess)
         best = next(attempt for attempt in tried if attempt.guess.certain)
     elif best.guess.family == "shared" and tried[0].guess.source == "names" and tried[0].guess.complete:
-        rewired = "one part of the weight makes more than one of q, k and v"
+        rewired = "one part of the weight computes more than one of q, k and v"
         best = tried[0]
     elif best.guess.spelled and best.guess.order not in ("", "qkv"):
         rewired = f"the fused weight is used in the order {', '.join(best.guess.order)}"
@@ -579,12 +579,15 @@ def _projections_of(
     roles |= {f"{name}_bias": role_of(pieces, guess.source) for name, pieces in guess.biases.items()}
     projections = Projections(weights, roles, H, proven, list(words), guess, is_small(guess, E, H))
     if guess.order and guess.order != "qkv"[-len(guess.order) :]:
-        projections.words.append(f"the fused weight holds {', '.join(guess.order)} in this order")
+        projections.words.append(f"the fused weight contains {', '.join(guess.order)}, in this order")
     if guess.family == "head by head":
-        projections.words.append("the fused weight holds q, k and v head by head")
+        projections.words.append(
+            "the fused weight contains q, k and v of head 0, then those of head 1, and so on"
+        )
     if guess.family == "channel by channel":
         projections.words.append(
-            "heads are interleaved channel by channel, consistently: equal after reordering"
+            "the channels of the heads are interleaved in q, k, v and the output alike, which "
+            "only reorders the weights"
         )
     return projections
 
@@ -595,7 +598,7 @@ def _without_projections(caller: Caller, truth: list[tuple[ProbeInputs, Tensor]]
     eye, zeros = torch.eye(E, dtype=torch.float64), torch.zeros(E, dtype=torch.float64)
     weights = Weights(eye, eye, eye, eye, zeros, zeros, zeros, zeros)
     projections = Projections(weights, {}, H, error_of(weights, H, truth) <= NEARLY)
-    projections.words.append("it has no weights of its own: every projection is taken as the identity")
+    projections.words.append("it has no weights: every projection is compared as the identity")
     return projections
 
 

@@ -44,8 +44,8 @@ from .latent import find_latent
 from .projections import NEARLY, Projections, error_of, find_roles
 from .subject import attributes_of
 
-FAVOURED = "; far keys are favoured"
-QUERIES_ADDED = "a residual connection inside: the projected queries are added to what the heads give"
+FAVOURED = "; it gives larger scores to keys that are farther away"
+QUERIES_ADDED = "a residual connection: the projected queries are added to the output of the heads"
 FAR = 1e3  # a score this much below the others is hidden
 
 
@@ -227,7 +227,7 @@ def _designs_around(before: list[Norm], after: list[Norm], added: bool, inputs: 
         }
         for norm in before[:1]:
             which = "the input" if all(slots.values()) else _slot_names(slots)
-            words = f"a {norm.word} of {which} inside"
+            words = f"a {norm.word} of {which}"
             made.append(Design("norm before", words, {**norm.numbers(), **slots}, norm.tensors()))
         for norm in before[1:]:  # a norm of its own for keys and values
             own = {
@@ -237,15 +237,13 @@ def _designs_around(before: list[Norm], after: list[Norm], added: bool, inputs: 
             if any(own.values()):
                 for name, on in own.items():
                     made[0].numbers[name] = 0.0 if on else made[0].numbers[name]
-                words = f"a {norm.word} of {_slot_names(own)} inside"
+                words = f"a {norm.word} of {_slot_names(own)}"
                 made.append(Design("norm before", words, {**norm.numbers(), **own}, norm.tensors()))
     if added and (before or after):
-        made.append(Design("residual", "a residual connection inside: the input is added", {"normed": 0.0}))
+        made.append(Design("residual", "a residual connection: the input is added", {"normed": 0.0}))
     if after and (before or added):
         norm = after[0]
-        made.append(
-            Design("norm after", f"a {norm.word} of the output inside", norm.numbers(), norm.tensors())
-        )
+        made.append(Design("norm after", f"a {norm.word} of the output", norm.numbers(), norm.tensors()))
     return made
 
 
@@ -262,7 +260,7 @@ def _set_residual_kind(residual: Design, designs: list[Design], silent: Tensor |
     if silent is not None and equal_tensors(silent, behind) and not equal_tensors(query, behind):
         residual.numbers["normed"], residual.words = (
             1.0,
-            "a residual connection inside: the normed input is added",
+            "a residual connection: the normalised input is added",
         )
 
 
@@ -359,7 +357,7 @@ def _designs_inside(
                 continue
             fault = "" if axis == -1 else "normalised over another axis"
             unit = Design("unit", words, {"axis": float(axis)}, fault=fault)
-            scale = Design("own scale", "a scale of its own", {}, {"scale": fitted.scale})
+            scale = Design("own scale", "a scale other than 1 / sqrt(d_k)", {}, {"scale": fitted.scale})
             return [
                 unit,
                 scale,
@@ -371,7 +369,7 @@ def _designs_inside(
 
 
 UNITS = {  # axes of [B, H, T, D]
-    -1: "queries and keys of length 1 inside: cosine attention",
+    -1: "queries and keys of length 1 (cosine attention)",
     -3: "queries and keys normalised over the heads",
     -2: "queries and keys normalised over the positions",
 }
@@ -391,7 +389,7 @@ def _query_key_norm(record: CallRecord, state: State) -> Design | None:
     if not word:
         return None
     which = [name for name, key in (("queries", "query eps"), ("keys", "key eps")) if key in made.numbers]
-    made.words = f"a {word} of {' and '.join(which)} inside (QK-norm)"
+    made.words = f"a {word} of {' and '.join(which)} (QK-norm)"
     return made
 
 
@@ -479,7 +477,7 @@ def _talking_heads(caller: Caller, inner: Projections, inputs: QKV) -> list[Desi
             made.tensors |= after.tensors
             break
     which = [words for key, words in (("before", "scores"), ("after", "weights")) if key in made.tensors]
-    made.words = f"talking heads inside: a matrix mixes the {' and the '.join(which)} of all heads"
+    made.words = f"talking heads: a matrix mixes the {' and the '.join(which)} of all heads"
     return [made] if which else []
 
 
@@ -528,7 +526,7 @@ def _gates(caller: Caller, inner: Projections, inputs: QKV, record: CallRecord) 
             tensors["gate bias"] = bias.detach().double().clone()
         each = width // len(weight)
         of = "channel" if each == 1 else "head"
-        words = f"a gate inside: the query says how much of each {of} is let through"
+        words = f"a gate: each {of} of the output is multiplied by a number computed from the query"
         yield Design("gate", words, {"each": float(each)}, tensors)
 
 
@@ -616,7 +614,7 @@ def rotation_over_another_axis(caller: Caller, projections: Projections) -> Desi
                         and equal_tensors(lengths[0], lengths[1] * scale)
                         and not equal_tensors(others[0], others[1] * scale)
                     ):
-                        words = f"a rotation inside that goes by the number of the {which}, not by position"
+                        words = f"a rotation by the index of the {which} instead of by position"
                         return Design("rotation", words, fault="rotation over another axis")
     return None
 
@@ -640,7 +638,7 @@ def _rope_words(theta: Tensor, n: int, D: int, first: int, neighbours: bool) -> 
         usual = torch.arange(n // 2, dtype=torch.float64) * -2 / n
         if torch.allclose(theta.abs(), number**usual, rtol=1e-3):
             base = f", base {float(f'{number:.4g}'):g}"
-    return f"a rotation by position inside (RoPE, pairs of {pairing}{base}{part})"
+    return f"a rotation by position (RoPE, pairs of {pairing}{base}{part})"
 
 
 def _position_designs(
@@ -676,7 +674,7 @@ def _position_designs(
     numbers = {"far": 1.0} if FAVOURED in words else {}
     made.append(Design("position bias", words, numbers, tensors))
     if torch.allclose(fitted.scale, torch.ones_like(fitted.scale), atol=1e-4):
-        words = "no scale beside the bias by position, as T5 has it"
+        words = "a bias by position without a scale, as in T5"
         made.append(Design("own scale", words, {}, {"scale": torch.ones(H, dtype=torch.float64)}))
     return made
 
@@ -763,7 +761,7 @@ def _relative_bias(bias: Tensor, visible: Tensor) -> tuple[Tensor | None, str]:
             continue
         line = line[:, look]
         if float((line - line[:, :1]).abs().max()) > NEARLY * size:
-            return None, "a bias by position inside"
+            return None, "a bias by position"
         rows.append(line[:, 0])
     slopes = torch.stack(rows, 1)  # [H, 2L - 2]
     table[:, 1:] = slopes.cumsum(1)
@@ -779,8 +777,8 @@ def _relative_bias(bias: Tensor, visible: Tensor) -> tuple[Tensor | None, str]:
         numbers = ", ".join(f"{float(slope):.3g}" for slope in past[:4, 0])
         more = ", ..." if len(past) > 4 else ""
         far = FAVOURED if float(past.mean()) < 0 else ""
-        return table, f"a bias linear in the distance inside (ALiBi, slopes {numbers}{more}{far})"
-    return table, "a bias by distance (s - t) inside"
+        return table, f"a bias linear in the distance (ALiBi, slopes {numbers}{more}{far})"
+    return table, "a bias by distance (s - t)"
 
 
 def _window(visible: Tensor) -> Design | None:
@@ -795,7 +793,10 @@ def _window(visible: Tensor) -> Design | None:
     if not bool(visible.diagonal().all()):
         return None
     return Design(
-        "window", "a fixed pattern inside: which keys a query sees by position", {}, {"seen": visible}
+        "window",
+        "a fixed pattern: the keys that are visible to a query depend on its position",
+        {},
+        {"seen": visible},
     )
 
 
@@ -817,11 +818,11 @@ def _band(low: int, high: int) -> Design:
     """Return the window of keys from `low` to `high`, counted from the query's own position."""
     size = f"of {high - low + 1} keys" if -EVERY not in (high, -low) else "open on one side"
     if high == 0:
-        words = f"a sliding window {size} inside, a query's own and {-low} before it"
+        words = f"a sliding window {size}: a query's own and {-low} before it"
     elif high == -low:
-        words = f"a sliding window {size} inside, {high} on either side"
+        words = f"a sliding window {size}: {high} on either side of a query"
     else:
-        words = f"a sliding window {size} inside, from {low} to {high}"
+        words = f"a sliding window {size}: those at distances from {low} to {high}"
     return Design("window", words, {"from": float(low), "to": float(high)})
 
 

@@ -31,12 +31,15 @@ TABLES = (
     "[1, T, 1, D/2]",
     ADDED,
 )
-TABLES_PASSED = "it is given {names} as tables {shape} of cos and sin"
-STILL = "it is given {names} as tables {shape} that turn all positions alike: the rotation was not judged"
-ZEROS = "it is given {names} as zeros: embeddings of positions were not judged"
-OBJECT = "it is built with a rotation of ours: {names}"
+TABLES_PASSED = "{names}: tables {shape} of cos and sin are passed"
+STILL = (
+    "{names}: tables {shape} that rotate all positions by the same angle are passed; "
+    "the rotation was not judged"
+)
+ZEROS = "{names}: zeros are passed; embeddings of positions were not judged"
+OBJECT = "{names}: the check passed a rotation of its own to the constructor"
 STILL_OBJECT = (
-    "it is built with a rotation of ours that turns all positions alike: {names}; the rotation was not judged"
+    "{names}: the check passed a rotation by the same angle at all positions; the rotation was not judged"
 )
 ANGLE = 0.6435
 MAX_LENGTH = 67  # positions in the tables of an object of ours

@@ -35,7 +35,7 @@ def wrapped_torch_attention(body: object) -> Design | None:
     beside = [parameter for parameter in body.parameters() if id(parameter) not in own and parameter.ndim > 1]
     if beside:
         return None
-    return Design("torch inside", f"a wrapper: nn.MultiheadAttention ({inside[0][0]}) does the work")
+    return Design("torch inside", f"nn.MultiheadAttention ({inside[0][0]}), which the class calls")
 
 
 ELSEWHERE = re.compile(  # a docstring that says where the output projection is
@@ -72,7 +72,7 @@ def projected_elsewhere(name: str, source: str | None) -> Design | None:
 
 
 def _split(place: str) -> Design:
-    words = f"no output projection inside: {place} has it, as BERT splits attention in two classes"
+    words = f"no output projection: {place} contains it, as in BERT, which splits attention into two classes"
     return Design("split", words)
 
 
@@ -209,19 +209,19 @@ def _describe(
         fault = "no v projection" if missing == ["v"] else fault
         words = " and ".join(WORDS[name] for name in missing)
         findings.append(
-            Finding("projections", "wrong", f"{words} are not projected: there is no matrix for them", fault)
+            Finding("projections", "wrong", f"{words} are not projected: they have no weight matrix", fault)
         )
     held = [matrix.names for matrix in three.values() if matrix.names]
     if len(set(held)) < len(held):
-        detail = f"{max(held, key=held.count)[0]} makes more than one of q, k and v"
+        detail = f"{max(held, key=held.count)[0]} computes more than one of q, k and v"
         findings.append(Finding("projections", "wrong", detail, "shared projection"))
     if len(o.names) == 2:
-        detail = f"{o.names[0]} and then {o.names[1]}: two matrices in a row"
+        detail = f"there are two output projections, {o.names[0]} and then {o.names[1]}"
         findings.append(Finding("output projection", "wrong", detail, "second output projection"))
     if not findings or (named and len(o.names) != 2):  # an unused matrix shows in the numbers
         return projections, []
     if not o.names:
-        detail = "there is no output projection: the heads' outputs are returned side by side"
+        detail = "there is no output projection: the concatenated heads are returned"
         findings.append(Finding("output projection", "wrong", detail, "no output projection"))
     weights = Weights(q.weight, k.weight, v.weight, o.weight, q.bias, k.bias, v.bias, o.bias)
     every = {**three, "o": o}

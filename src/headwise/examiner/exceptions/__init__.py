@@ -258,7 +258,7 @@ def _operand(match: Match, place: Place) -> Explanation:
     none = "NoneType" in (left, right)
     reason = ": an optional argument, such as the mask, was not passed" if none else ""
     advice = "test `is not None` first" if none else "print both values before this line"
-    return Explanation(f"{sign} was asked of {_type(left)} and {_type(right)}{reason}", advice)
+    return Explanation(f"{sign} is applied to {_type(left)} and {_type(right)}{reason}", advice)
 
 
 def _type(name: str) -> str:
@@ -395,4 +395,4 @@ def _where(problem: Problem, place: Place) -> str:
         where = f"Line {problem.line}, `{place.text}`" if place.text else f"Line {problem.line}"
     else:
         where = STAGES.get(problem.stage, "While it ran")
-    return where + (f" (probe: {problem.probe})" if problem.probe else "")
+    return where + (f" (test input: {problem.probe})" if problem.probe else "")

@@ -142,7 +142,10 @@ class Explanation:
         if self.first is not None or self.checked is None:
             return comparison
         checked = self.checked.rstrip(".")
-        return f"headwise check says: {checked}. It does not show in these numbers: {comparison}"
+        return (
+            f"headwise check reports: {checked}. This mistake does not change the numbers on "
+            f"this page: {comparison}"
+        )
 
     def _compared(self) -> str:
         number = {step.key: i for i, step in enumerate(self.steps)}

@@ -441,7 +441,7 @@ def _plain_steps(
             "mask", "Mask: hide keys" if masked else
             f"Mask: nothing {'more ' * windowed}is hidden",
             f"hidden[t, s] = {scaled.name}[t, s] where query t may attend to key s, else −∞",
-            f"exp(−∞) = 0: a hidden pair gets no weight at all. {POLARITY}" if masked else
+            f"exp(−∞) = 0, so a hidden pair gets weight 0. {POLARITY}" if masked else
             "There is no mask except the window." if windowed else masks[0].words[0],
             (f"mask: [B, 1, T, S] = {[B, 1, T, S]}, the same for every head", pairs) if masked else (pairs,),
             (Flow(hidden, (scaled, Map("mask", "mask", "query", "key", "mask")) if masked else (scaled,)),),

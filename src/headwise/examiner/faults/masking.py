@@ -366,7 +366,7 @@ FAULTS = [
     Fault(
         "mask plus 1e9",
         "the scores of hidden keys are set to a large positive number",
-        "softmax(scores with +1e9 where hidden) v",
+        "softmax(scores with a large positive number where hidden) v",
         RIGHT,
         (
             "Look at the sign of the number that is used for hidden keys.",
@@ -383,7 +383,7 @@ FAULTS = [
     Fault(
         "fill too small",
         "the fill for hidden keys is not low enough",
-        "softmax(scores with -1e4 or so where hidden) v",
+        "softmax(scores with a finite number where hidden) v",
         RIGHT,
         (
             "How low can the score of a visible key be?",

@@ -131,7 +131,7 @@ PROJECTING = [
             "W_v is not used and gets no gradient; W_k is used in its place.",
             "Use W_v for the values.",
         ),
-        "A head cannot attend by one property of a token and pass on another.",
+        "A head cannot use different features of a token for the scores and for the output.",
         REPAIR, "project", (_with_projections("qkk"), _weights_of("qkk")), LINES,
     ),
     Fault(
@@ -374,13 +374,13 @@ INPUTS = [
     ),
     Fault(
         "value from query",
-        "values are made from the query input",
+        "values are computed from the query input",
         "softmax(q k^T) W_v(query)",
         RIGHT_INPUTS,
         (
             "Call it with a memory that differs from the queries.",
-            "The memory decides where to attend, and nothing of it reaches the output.",
-            "Project value, or the memory, where the query is projected a second time.",
+            "The memory determines the weights, but the values, and so the output, do not depend on it.",
+            "Apply the projection of the values to value, or to the memory, instead of query.",
         ),
         REASON, REPAIR, "inputs", _from_inputs("qkq"),
         (r"(W_v|w_v|v_proj|to_v|value|v)\w*\(\s*(x|query|q)\b", *ENTRY),

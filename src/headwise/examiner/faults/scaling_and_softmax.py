@@ -216,7 +216,7 @@ SCORING = [
             "** binds more strongly than /: d_k ** 1/2 is (d_k ** 1) / 2.",
             "Write d_k ** 0.5, or math.sqrt(d_k).",
         ),
-        "The scale grows like d_k, or falls like it, and the softmax is too flat or too sharp.",
+        "The scale is proportional to d_k or to 1 / d_k, so the softmax is too sharp or too flat.",
         REPAIR,
         "scale",
         (
@@ -300,15 +300,15 @@ SCORING = [
     Fault(
         "scores transposed",
         "the scores are transposed: rows are keys and columns are queries",
-        "softmax(k q^T) v",
+        "softmax(k q^T / sqrt(d_k)) v",
         RIGHT,
         (
             "Which axis of the scores belongs to the queries, and which to the keys?",
             "Each row of the scores belongs to a key, so the softmax over the last axis runs over queries.",
             "Compute q @ k.transpose(-2, -1), or an einsum that ends in ->bhqk, where q stands for queries.",
         ),
-        "Keys take the place of queries: masks are applied the wrong way round, and it crashes if the "
-        "number of keys differs from that of queries.",
+        "Keys take the place of queries: a mask hides queries instead of keys, and the code raises an "
+        "exception if the numbers of queries and keys differ.",
         REPAIR,
         "score",
         (_scored(_transposed),),

@@ -132,8 +132,8 @@ def _has(encoding: str, char: str) -> bool:
 
 WHILE = {
     "import": "while the file was imported",
-    "build": "while it was being built",
-    "call": "while it was being called",
+    "build": "while the class was built",
+    "call": "while it was called",
     "backward": "while gradients were computed",
 }
 RIGHT = 2e-5  # numbers that differ by less are equal; `diagnosis.NEAR`, without importing torch
@@ -178,7 +178,7 @@ def compared(report: Report) -> list[Row]:
         return [Row("Compared", f"{tests} with {report.beside}, {fit}: {separator.join(right)}")]
     each = ", ".join(f"{probe} {_size(error)}" for probe, error in wrong.items())
     fine = f". Equal: {', '.join(right)}" if right else ""
-    title = "Largest difference, relative to the largest number"
+    title = "Largest difference, divided by the largest number of its output"
     return [Row("Compared", f"{tests} with {report.beside}. {title}: {each}{fine}")]
 
 

@@ -316,11 +316,15 @@ def _examine(
                 raise lacking
             if stood_in or not skipped:
                 names = ", ".join(dict.fromkeys(stood_in)) or str(lacking)
-                evidence.conventions.words.append(f"not installed, and not needed for the check: {names}")
+                evidence.conventions.words.append(
+                    f"these packages are not installed, and the check does not need them: {names}"
+                )
             if skipped:
                 lines = ", ".join(f"line {each.line} ({type(each.error).__name__})" for each in skipped[:5])
                 more = f" and {len(skipped) - 5} more" if len(skipped) > 5 else ""
-                evidence.conventions.words.append(f"skipped while it was imported: {lines}{more}")
+                evidence.conventions.words.append(
+                    f"these statements raised an exception during the import and were skipped: {lines}{more}"
+                )
         if set_there:
             evidence.conventions.words.append(NOTE.format(names=", ".join(set_there)))
         if on_cpu is not None and on_cpu.used:

@@ -115,7 +115,7 @@ def _limit_behind(error: BaseException, message: str) -> tuple[str, str] | None:
     if not isinstance(error, OSError):
         return None
     if any(_about_network(each) for each in _behind(error)):
-        return "network", f"it tried to use the network, which a checked file cannot ({message})"
+        return "network", f"it tried to use the network, which a checked file must not use ({message})"
     if isinstance(error, BlockingIOError) and error.errno == errno.EAGAIN:
         return "processes", "it started too many processes"
     if error.errno == errno.EFBIG:
@@ -178,10 +178,12 @@ def of_kill(reason: str, *, seconds: float, memory: int, line: int | None) -> Pr
     if reason == "memory":
         return _out_of_memory(memory, line)
     messages = {
-        "timeout": f"it ran for more than {seconds:g} seconds and was ended; check for an endless loop",
-        "processes": "it started too many processes and was ended",
-        "result": "it sent no valid evidence and was ended: the code wrote to the channel of the examination",
-        "files": "it wrote too much to its temporary folder and was ended",
+        "timeout": f"it ran for more than {seconds:g} seconds and was stopped; check for an endless loop",
+        "processes": "it started too many processes and was stopped",
+        "result": (
+            "it sent no valid evidence and was stopped: the code wrote to the channel of the examination"
+        ),
+        "files": "it wrote too much to its temporary folder and was stopped",
     }
     return Problem("limits", reason, messages[reason], line)
 
@@ -212,7 +214,7 @@ def of_status(status: int | None, line: int | None, memory: int, output: str) ->
     if name in _CRASHES:
         return Problem("limits", "crash", f"it crashed Python ({name})", line)
     if name in ("SIGXCPU", "SIGALRM"):
-        return Problem("limits", "timeout", "it used too much processor time and was ended", line)
+        return Problem("limits", "timeout", "it used too much processor time and was stopped", line)
     if name == "SIGXFSZ":
-        return Problem("limits", "files", "it wrote a file that is too large and was ended", line)
+        return Problem("limits", "files", "it wrote a file that is too large and was stopped", line)
     return Problem("limits", "killed", f"its process was ended by {name}", line)
