@@ -247,11 +247,11 @@ def test_a_cache_that_gives_what_all_at_once_gives_is_said_to() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (unstyled.CacheOfItsOwnKind, "kv_cache: not tried: nothing came back beside the output"),
-        (unstyled.CacheForOneToken, "layer_past: several new tokens at once see each other"),
+        (unstyled.CacheOfItsOwnKind, "kv_cache: not tried: besides the output it returned no value"),
+        (unstyled.CacheForOneToken, "layer_past: of several new tokens in one call"),
         (
             unstyled.CacheThatCrashes,
-            "layer_past: not judged: handed back what came with the output, it raises",
+            "layer_past: not judged: called with the cache that it returned, it raises",
         ),
     ],
 )
