@@ -694,7 +694,7 @@ def _log_scale(
     scale = fitted.scale / math.log(long)
     if other is None or not torch.allclose(scale, other.scale / math.log(short), rtol=1e-5, atol=0):
         return []
-    words = "a scale that grows with the logarithm of the number of keys inside"
+    words = "a scale that grows with the logarithm of the number of keys"
     return [Design("own scale", words, {"by log": 1.0}, {"scale": scale})]
 
 
