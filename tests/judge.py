@@ -144,8 +144,8 @@ def sizes(case: Case, pull: Tensor | None = None) -> dict[str, float]:
     actual = {"output": largest(truth.v), "lse": max(1.0, terms), "weights": 1.0}
     if pull is not None:
         flow = largest(pull) * largest(truth.v) * truth.v.shape[-1] ** 0.5  # d loss / d weight
-        # A key's gradient is a sum over queries and the heads that share it. With one visible key each term is
-        # zero but for its rounding, in torch's fused kernels, too; plain torch's terms are exact zeros there.
+        # A key's gradient is a sum over queries and the heads that share it. With one visible key each term
+        # is zero but for its rounding, in torch's fused kernels, too; plain torch's terms are exactly zero.
         queries = max(1, truth.q.shape[1] // max(1, truth.k.shape[1]) * truth.q.shape[2]) ** 0.5
         actual |= {"q": flow * scale * largest(truth.k), "k": flow * scale * largest(truth.q) * queries}
         actual |= {"v": largest(pull), "sinks": flow, "bias": flow * max(truth.q.shape[2], 1)}
