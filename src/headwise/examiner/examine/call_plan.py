@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .causal_switches import conditions_of, may_change_output, other_values
 from .constructor import annotations_of, fits
@@ -241,6 +241,8 @@ def plans(subject: Subject) -> list[CallPlan]:
             else:
                 constants.append((name, value))
     base = CallPlan((), tuple(constants), tuple(masks), tuple(needs), tuple(switches), guessed=tuple(guessed))
+    if _crosses_by_switch(subject.body):
+        slots = [pair for pair in slots if pair[1] != "memory" or pair[0] not in optional]
     call_plans = list(_possible_plans(base, slots, unknown, optional))
     if "m" in map(bare, needs):  # it may be a mask, or a memory
         name = next(name for name in needs if bare(name) == "m")
@@ -259,6 +261,16 @@ def plans(subject: Subject) -> list[CallPlan]:
             for plan in call_plans
         ]
     return call_plans
+
+
+def _crosses_by_switch(body: object) -> bool:
+    """Return True if a switch that is off says whether a memory is attended to."""
+    modules = body.modules() if isinstance(body, nn.Module) else ()
+    return any(
+        value is False and "cross" in name.lower()
+        for module in modules
+        for name, value in vars(module).items()
+    )
 
 
 def _causal_value(

@@ -42,7 +42,7 @@ from .probes import (
 )
 from .projections import Projections
 from .recognition import FAR
-from .subject import Subject, batch_of, cast_loose, in_precision, reset_method, settle
+from .subject import Subject, batch_of, cast_loose, in_precision, reset_method, settle, signature_of
 from .vocabulary import role_word, size_word
 
 FIXED = re.compile(r"def __init__\([^)]*\b(seq_len\w*|n\w*_patches|n\w*_tokens|window_size|resolution)\b")
@@ -261,8 +261,11 @@ def _training(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
         )
         return
     if off > _same(caller) and not _equal(run_body(caller, other, 1), run_body(caller, other, 2)):
+        measured = [_share_in_training(caller, evidence, other, body, x) for x in (FEW_CALLS, MANY_CALLS)]
+        if all(share + 5 * spread < 0.98 for share, spread in measured):
+            detail = SMALLER.format(measured[1][0])
+            yield Finding("dropout is rescaled", "wrong", detail, "dropout not rescaled")
         detail = "in training random numbers change the output, and no argument switches that off"
-        yield from _not_rescaled(caller, evidence, other, body)
         yield Finding(name, "unknown", detail)
         return
     once = _causal_once(caller, other, evidence) if off > _same(caller) else ""
@@ -303,25 +306,35 @@ def _causal_once(caller: Caller, training: nn.Module, evidence: Evidence) -> str
 def _rescaled_dropout(
     caller: Caller, evidence: Evidence, construction: Construction | None
 ) -> Iterator[Finding]:
-    """Find dropout of 0.5 that makes the outputs in training smaller on average."""
+    """Find dropout that makes the outputs in training smaller on average, by 1 - p or its square."""
     if construction is None or not construction.takes("dropout") or caller.plan.as_numpy:
         return
-    body = in_precision(construction.make(0.5), caller.subject.dtype)
-    if isinstance(body, nn.Module):
+    share = 1.0
+    for p, calls in ((0.5, FEW_CALLS), (0.25, MANY_CALLS)):
+        body = in_precision(construction.make(p), caller.subject.dtype)
+        if not isinstance(body, nn.Module):
+            return
         body.load_state_dict(dict(caller.subject.body.named_parameters()), strict=False)
-        yield from _not_rescaled(caller, evidence, body, copy.deepcopy(body).eval())
+        share, spread = _share_in_training(caller, evidence, body, copy.deepcopy(body).eval(), calls)
+        if min(abs(share - (1 - p)), abs(share - (1 - p) ** 2)) > 0.02 + 4 * spread or share > 0.9:
+            return  # dropout of the inputs may change the mean by any number
+    yield Finding("dropout is rescaled", "wrong", SMALLER.format(share), "dropout not rescaled")
 
 
-def _not_rescaled(
-    caller: Caller, evidence: Evidence, training: nn.Module, evaluation: nn.Module
-) -> Iterator[Finding]:
-    """Compare the mean of outputs in training with the output in evaluation.
+FEW_CALLS, MANY_CALLS = range(6), range(6, 30)  # seeds
+SMALLER = "in training the output is {:.2f} times that in evaluation, on average"
+
+
+def _share_in_training(
+    caller: Caller, evidence: Evidence, training: nn.Module, evaluation: nn.Module, seeds: range
+) -> tuple[float, float]:
+    """Return the mean of outputs in training as a share of the output in evaluation, and its standard error.
 
     All positions are equal, so that each head returns its value times the sum of the weights. Weights that
-    are dropped before the softmax, on purpose, leave that sum at 1.
+    are dropped before the softmax, on purpose, leave that sum at 1. It is 1 as well where nothing is known.
     """
     if evidence.weights is None or any(each.key in ("residual", "norm after") for each in evidence.designs):
-        return
+        return 1.0, 0.0
     inputs = map_inputs(plain(caller), lambda x: x[:, :1].expand_as(x).contiguous())
     bias = evidence.weights.o_bias
 
@@ -332,47 +345,32 @@ def _not_rescaled(
 
     wanted = output(evaluation, 0)
     if not torch.equal(wanted, output(evaluation, 1)):
-        return  # it is random in evaluation, too
-    share = 1.0
-    for seeds in (range(6), range(6, 30)):  # few where nothing is lost, more before it is called wrong
-        shares = torch.stack([output(training.train(), seed) @ wanted for seed in seeds]) / (wanted @ wanted)
-        share, spread = float(shares.mean()), float(shares.std()) / len(shares) ** 0.5
-        if not share + 5 * spread < 0.98:
-            return
-    detail = f"in training the output is {share:.2f} times that in evaluation, on average"
-    yield Finding("dropout is rescaled", "wrong", detail, "dropout not rescaled")
+        return 1.0, 0.0  # it is random in evaluation, too
+    shares = torch.stack([output(training.train(), seed) @ wanted for seed in seeds]) / (wanted @ wanted)
+    return float(shares.mean()), float(shares.std()) / len(shares) ** 0.5
 
 
 MASKS_WITH_SWITCHES = "masks with switches"
-TURNS_OFF = re.compile(
-    r"mask|pad|no_|ignore|skip|disable|full|bidirectional|cross|memory|coder|context", re.I
-)
+OTHER_WAYS = re.compile(r"flash|sdpa|fused|fast|efficient|xformers|triton|kernel|optimi[sz]ed|native", re.I)
 
 
 def _switches_drop_masks(caller: Caller, construction: Construction | None) -> Iterator[Finding]:
-    """Find switches of the constructor with which padding changes nothing, although it does without them.
+    """Find switches with which padding changes nothing, although it does without them.
 
     They make the code causal, or choose another way to compute the same.
     """
-    if construction is None or not isinstance(caller.subject.body, nn.Module):
-        return
-    B, L, arguments = caller.subject.sizes.B, caller.subject.sizes.long, caller.subject.arguments
-    parameters = [x for x in parameters_of(construction.constructor.cls) if x.name not in arguments]
-    switches = {x.name: not x.default for x in parameters if isinstance(x.default, bool)
-                and (size_word(x.name) == "causal" or not TURNS_OFF.search(x.name))}  # fmt: skip
-    for convention in caller.conventions if switches else ():
+    B, L = caller.subject.sizes.B, caller.subject.sizes.long
+    for convention in caller.conventions:
         one_mask = replace(caller, conventions=(convention,))
         masks = (padding_mask(B, L, L), padding_mask(B, L, L, same=True))
         mask = next((each for each in masks if can_express(one_mask, each)), None)
-        if mask is None or convention.kind == "switch":
+        others = [] if mask is None else list(_switched(one_mask, construction))
+        if mask is None or convention.kind == "switch" or not others:
             continue
         free, masked = _free_and_masked(one_mask, mask)
-        for name, value in switches.items() if share_off(masked, free) > 1e-3 else ():
+        for name, value, switched in others if share_off(masked, free) > 1e-3 else ():
             is_causal = size_word(name) == "causal"
             try:
-                body = in_precision(construction.make(switches={name: value}), caller.subject.dtype).eval()
-                body.load_state_dict(dict(caller.subject.body.named_parameters()), strict=False)
-                switched = replace(one_mask, subject=replace(caller.subject, body=body))
                 own_free, own_masked = _free_and_masked(switched, mask)
             except CAUGHT:
                 continue
@@ -381,6 +379,37 @@ def _switches_drop_masks(caller: Caller, construction: Construction | None) -> I
                 dropped = "one mask replaces another" if is_causal else "mask ignored"
                 yield Finding(MASKS_WITH_SWITCHES, "wrong", detail, dropped)
                 return
+
+
+def _switched(caller: Caller, construction: Construction | None) -> Iterator[tuple[str, bool, Caller]]:
+    """Yield (name, value, caller) with a switch of the constructor, forward or a module turned over."""
+
+    def may_switch(name: str, value: object) -> bool:
+        chosen = size_word(name) == "causal" or OTHER_WAYS.search(name) is not None
+        return chosen and isinstance(value, bool) and name not in caller.subject.arguments
+
+    body, names = caller.subject.body, {name for name, _ in caller.plan.switches}  # those are probed
+    for parameter in () if construction is None else parameters_of(construction.constructor.cls):
+        if construction is None or not may_switch(parameter.name, parameter.default):
+            continue
+        names.add(parameter.name)
+        with contextlib.suppress(*CAUGHT):
+            other = construction.make(switches={parameter.name: not parameter.default})
+            other = in_precision(other, caller.subject.dtype).eval()
+            other.load_state_dict(dict(body.named_parameters()), strict=False)
+            switched = replace(caller, subject=replace(caller.subject, body=other))
+            yield parameter.name, not parameter.default, switched
+    for parameter in signature_of(body).parameters.values():
+        if parameter.name not in names and may_switch(parameter.name, parameter.default):
+            constants = (*caller.plan.constants, (parameter.name, not parameter.default))
+            switched = replace(caller, plan=replace(caller.plan, constants=constants))
+            yield parameter.name, not parameter.default, switched
+    for path, module in body.named_modules() if isinstance(body, nn.Module) else ():
+        for name, value in list(vars(module).items()):
+            if name not in names and may_switch(name, value):
+                other = copy.deepcopy(body)
+                setattr(other.get_submodule(path), name, not value)
+                yield name, not value, replace(caller, subject=replace(caller.subject, body=other))
 
 
 @torch.no_grad()

@@ -119,22 +119,23 @@ def state_kept(caller: Caller, same: float) -> str:
     """Return how an earlier call with other inputs changes the output of an instance; "" if it does not."""
     sizes = caller.subject.sizes
     few, many = sizes.short, sizes.long
-    cases: list[tuple[str, tuple[int, Tensor | None], tuple[int, Tensor | None]]] = []
+    cases: list[tuple[str, list[tuple[int, Tensor | None]], tuple[int, Tensor | None]]] = []
     by_mask = _masked_caller(caller)
     if by_mask is not None:
         caller, mask = by_mask
         other = mask.flip(0)
         other = torch.ones_like(mask) if torch.equal(other, mask) else other
-        cases.append(("another mask the same call", (many, other), (many, mask)))
-    cases.append((f"{few} positions, one with {many}", (few, None), (many, None)))
-    for words, first_call, last_call in cases:
+        cases.append(("another mask the same call", [(many, other)], (many, mask)))
+    cases.append((f"{few} positions, one with {many}", [(few, None), (many, None)], (many, None)))
+    for words, first_calls, last_call in cases:
         after, outputs = f"after a call with {words}", list[Tensor]()
-        for earlier_call in (None, first_call):
+        for earlier_calls in ([], first_calls):
             new_caller = fresh_caller(caller)
             if new_caller is None:
                 return ""
             try:
-                _ = None if earlier_call is None else _output(new_caller, *earlier_call)
+                for call in earlier_calls:
+                    _output(new_caller, *call, seed=112)
             except CAUGHT:
                 break
             try:
@@ -149,9 +150,9 @@ def state_kept(caller: Caller, same: float) -> str:
 
 
 @torch.no_grad()
-def _output(caller: Caller, length: int, mask: Tensor | None) -> Tensor:
+def _output(caller: Caller, length: int, mask: Tensor | None, seed: int = 109) -> Tensor:
     """Return the output for new inputs of this length, because the code may write to its inputs."""
-    return caller.call(*inputs_for(caller, length, length, seed=109), mask).output.detach()
+    return caller.call(*inputs_for(caller, length, length, seed), mask).output.detach()
 
 
 def _masked_caller(caller: Caller) -> tuple[Caller, Tensor] | None:
