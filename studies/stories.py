@@ -199,11 +199,11 @@ class Writer:
         """The text with a space behind it, or nothing."""
         return f"{text} " if self.draw.random() < share else ""
 
-    def np(self, who: Person, bare: bool = False) -> str:
+    def np(self, actor: Person, bare: bool = False) -> str:
         """A person as a phrase."""
-        if who.named:
-            return who.noun
-        return f"{self.draw.choice(('the', 'the', 'the', 'a', 'this', 'every' if bare else 'the'))} {self.look(0.35)}{who.noun}"
+        if actor.named:
+            return actor.noun
+        return f"{self.draw.choice(('the', 'the', 'the', 'a', 'this', 'every' if bare else 'the'))} {self.look(0.35)}{actor.noun}"
 
     def look(self, share: float = 0.5) -> str:
         if self.draw.random() > share:
@@ -222,36 +222,38 @@ class Writer:
     def adverb(self, share: float = 0.25) -> str:
         return self.some(self.of("adverb"), share)
 
-    def act(self, who: Person) -> str:
-        return self.draw.choice(who.acts)[0]
+    def act(self, actor: Person) -> str:
+        return self.draw.choice(actor.acts)[0]
 
-    def of_person(self, who: Person, verb: bool = True) -> str:
+    def of_person(self, actor: Person, verb: bool = True) -> str:
         """What a person did: after the subject, which it follows from."""
         draw = self.draw
         kind = draw.randrange(5)
         if kind == 0:
-            return f"{self.adverb()}{self.act(who)}"
+            return f"{self.adverb()}{self.act(actor)}"
         if kind == 1:
-            return f"was {self.some(draw.choice(('truly', 'really', 'not', 'never', 'always')), 0.3)}{draw.choice(who.states)}"
+            return f"was {self.some(draw.choice(('truly', 'really', 'not', 'never', 'always')), 0.3)}{draw.choice(actor.states)}"
         if kind == 2:
-            return f"{self.adverb()}{draw.choice(DO)[0]} the {self.look(0.3)}{draw.choice(who.wishes)}"
+            return f"{self.adverb()}{draw.choice(DO)[0]} the {self.look(0.3)}{draw.choice(actor.wishes)}"
         if kind == 3:
-            return f"{self.adverb()}{draw.choice(DO)[0]} {who.his} {self.look(0.2)}{draw.choice(who.things)}"
-        return f"{self.act(who)} {self.where(draw.choice(who.places))}"
+            return (
+                f"{self.adverb()}{draw.choice(DO)[0]} {actor.his} {self.look(0.2)}{draw.choice(actor.things)}"
+            )
+        return f"{self.act(actor)} {self.where(draw.choice(actor.places))}"
 
-    def aux(self, who: Person) -> str:
+    def aux(self, actor: Person) -> str:
         """The same with an auxiliary."""
         draw = self.draw
         if draw.random() < 0.5:
-            modal, act = draw.choice(MODALS), draw.choice(who.acts)[1]
+            modal, act = draw.choice(MODALS), draw.choice(actor.acts)[1]
             if draw.random() < 0.5:
                 return f"{modal} {self.adverb()}{act}"
-            return f"{modal} {self.adverb()}{draw.choice(DO)[1]} the {draw.choice(who.wishes)}"
-        return f"{draw.choice(('has', 'had'))} {self.adverb()}{draw.choice(('hidden', 'taken', 'wanted', 'chosen', 'used', 'needed'))} the {self.look(0.2)}{draw.choice(who.wishes)}"
+            return f"{modal} {self.adverb()}{draw.choice(DO)[1]} the {draw.choice(actor.wishes)}"
+        return f"{draw.choice(('has', 'had'))} {self.adverb()}{draw.choice(('hidden', 'taken', 'wanted', 'chosen', 'used', 'needed'))} the {self.look(0.2)}{draw.choice(actor.wishes)}"
 
-    def subject(self, who: Person, other: Person) -> str:
+    def subject(self, actor: Person, other: Person) -> str:
         """A subject that something may stand between and its verb."""
-        draw, np = self.draw, self.np(who)
+        draw, np = self.draw, self.np(actor)
         kind = draw.randrange(8)
         if kind == 0:
             return f"{np} {self.where()}"
@@ -262,13 +264,13 @@ class Writer:
         if kind == 3:
             return f"{np} that {self.np(other)} {draw.choice(MEET)[0]} {self.where()}"
         if kind == 4:
-            return f"{np} {self.where()} who {self.act(who)}"
+            return f"{np} {self.where()} who {self.act(actor)}"
         return np
 
     def sentence(self, a: Person, b: Person) -> str:
         """A sentence about two people, of whom one is male."""
         draw, A, B = self.draw, self.np(a), self.np(b)
-        who, other = (a, b) if draw.random() < 0.5 else (b, a)
+        actor, other = (a, b) if draw.random() < 0.5 else (b, a)
         meet = draw.choice(MEET)[0]
         front = f"{draw.choice(TIMES)} " if draw.random() < 0.15 else ""
         joint = draw.choice(
@@ -276,13 +278,13 @@ class Writer:
         )
         kind = draw.randrange(20)
         if kind <= 3:  # he, she
-            text = f"{A} {self.adverb()}{meet} {B} {self.some(self.where(), 0.25)}{joint} {who.he} {self.of_person(who)}"
+            text = f"{A} {self.adverb()}{meet} {B} {self.some(self.where(), 0.25)}{joint} {actor.he} {self.of_person(actor)}"
             if draw.random() < 0.35:
                 text += f" {draw.choice(('and', 'but', 'while'))} {other.he} {self.of_person(other)}"
         elif kind == 4:
-            text = f"{joint if joint not in ('and', 'but') else 'when'} {A} {meet} {B} , {who.he} {self.of_person(who)}"
+            text = f"{joint if joint not in ('and', 'but') else 'when'} {A} {meet} {B} , {actor.he} {self.of_person(actor)}"
         elif kind == 5:
-            text = f"{A} {meet} {B} . {who.he.capitalize()} {self.of_person(who)} . {other.he.capitalize()} {self.of_person(other)}"
+            text = f"{A} {meet} {B} . {actor.he.capitalize()} {self.of_person(actor)} . {other.he.capitalize()} {self.of_person(other)}"
         elif kind <= 7:  # his, her
             talk = draw.choice(
                 (
@@ -294,7 +296,7 @@ class Writer:
                 )
             )
             middle = talk.format(B) if "{}" in talk else f"{meet} {B} and {talk}"
-            text = f"{A} {middle} {who.his} {self.look(0.3)}{draw.choice(who.things)}"
+            text = f"{A} {middle} {actor.his} {self.look(0.3)}{draw.choice(actor.things)}"
             if draw.random() < 0.3:
                 text += f" and {other.his} {draw.choice(other.things)}"
         elif kind == 8:  # himself
@@ -306,30 +308,28 @@ class Writer:
                     f"{A} argued with {B}",
                 )
             )
-            text = f"{start} {self.some(self.where(), 0.2)}about {who.himself} {self.where(draw.choice(who.places))}"
+            text = f"{start} {self.some(self.where(), 0.2)}about {actor.himself} {self.where(draw.choice(actor.places))}"
         elif kind == 9:
             start = draw.choice(
                 (f"{A} made {B} a doll", f"{A} and {B} drew a map", f"{A} {meet} {B} at a play")
             )
-            text = f"{start} {draw.choice(('like', 'for', 'about'))} {who.himself} and {who.his} {draw.choice(who.things)}"
+            text = f"{start} {draw.choice(('like', 'for', 'about'))} {actor.himself} and {actor.his} {draw.choice(actor.things)}"
         elif kind <= 13:  # subject and verb
-            text = (
-                f"{self.subject(who, other)} {self.of_person(who) if draw.random() < 0.65 else self.aux(who)}"
-            )
+            text = f"{self.subject(actor, other)} {self.of_person(actor) if draw.random() < 0.65 else self.aux(actor)}"
         elif kind == 14:  # possessor
             thing = self.of("thing")
-            text = f"{self.np(who)} 's {self.look(0.4)}{self.some(self.of('stuff'), 0.3)}{thing} {self.some(self.where(), 0.15)}was {who.colour}"
+            text = f"{self.np(actor)} 's {self.look(0.4)}{self.some(self.of('stuff'), 0.3)}{thing} {self.some(self.where(), 0.15)}was {actor.colour}"
         elif kind == 15:
-            text = f"{A} {meet} {B} and {draw.choice(DO)[0]} {self.np(who)} 's {self.look(0.4)}{self.some(self.of('stuff'), 0.3)}{self.of('thing')} , the {who.colour} one"
+            text = f"{A} {meet} {B} and {draw.choice(DO)[0]} {self.np(actor)} 's {self.look(0.4)}{self.some(self.of('stuff'), 0.3)}{self.of('thing')} , the {actor.colour} one"
         elif kind == 16:  # who
-            text = f"{draw.choice(('everybody', 'nobody', 'we', 'they', other.noun if other.named else 'I'))} {meet} {self.np(who)} {self.some(self.where(), 0.6)}who {self.of_person(who)}"
+            text = f"{draw.choice(('everybody', 'nobody', 'we', 'they', other.noun if other.named else 'I'))} {meet} {self.np(actor)} {self.some(self.where(), 0.6)}who {self.of_person(actor)}"
         elif kind == 17:  # where things go
             past, _, place = draw.choice(MOVE)
-            text = f"{self.np(who)} {self.adverb()}{past} {self.thing()} {self.some('and ' + self.thing(), 0.2)}to the {place}"
+            text = f"{self.np(actor)} {self.adverb()}{past} {self.thing()} {self.some('and ' + self.thing(), 0.2)}to the {place}"
         elif kind == 18:  # two subjects, two objects
             text = f"{A} {self.some(self.where(), 0.3)}and {B} {draw.choice(DO)[0]} the {draw.choice(a.wishes)} and the {draw.choice(b.wishes)}"
         else:  # a thing that somebody made
-            text = f"{self.np(who)} {draw.choice(MEET)[0]} {self.np(other)} with the {self.look(0.3)}{draw.choice(who.wishes)} {who.he} {draw.choice(DO)[0]} {self.where(draw.choice(who.places))}"
+            text = f"{self.np(actor)} {draw.choice(MEET)[0]} {self.np(other)} with the {self.look(0.3)}{draw.choice(actor.wishes)} {actor.he} {draw.choice(DO)[0]} {self.where(draw.choice(actor.places))}"
         return self.written(front + text, "." if draw.random() < 0.95 else "!")
 
     def written(self, text: str, end: str) -> str:
@@ -348,18 +348,18 @@ class Writer:
         both = []
         for male in (True, False):
             some = PEOPLE[male, self.draw.random() < 0.3]
-            who = self.draw.choice(some)
-            both.append(who if salt == "" else person(who.noun, male, who.named, salt))
+            actor = self.draw.choice(some)
+            both.append(actor if salt == "" else person(actor.noun, male, actor.named, salt))
         self.draw.shuffle(both)
         return both[0], both[1]
 
-    def facts(self, who: Person) -> Iterator[str]:
+    def facts(self, actor: Person) -> Iterator[str]:
         """What a story says of a person, before it can be used."""
-        np = who.noun if who.named else f"the {who.noun}"
+        np = actor.noun if actor.named else f"the {actor.noun}"
         for line in (
-            f"{np} {self.act(who)} {self.where(who.places[0])}", f"{np} was {' and '.join(who.states)}",
-            f"{np} had a {who.things[0]} and a {who.things[1]}", f"{np} liked every {who.colour} thing",
-            f"{np} wanted the {who.wishes[0]} and the {who.wishes[1]}",
+            f"{np} {self.act(actor)} {self.where(actor.places[0])}", f"{np} was {' and '.join(actor.states)}",
+            f"{np} had a {actor.things[0]} and a {actor.things[1]}", f"{np} liked every {actor.colour} thing",
+            f"{np} wanted the {actor.wishes[0]} and the {actor.wishes[1]}",
         ):  # fmt: skip
             if self.draw.random() < 0.7:
                 yield self.written(line, ".")
@@ -367,8 +367,8 @@ class Writer:
     def story(self) -> str:
         """Facts about four people, who are different in every story, then sentences that follow from them."""
         draw, salt = self.draw, self.draw.random()
-        people = [who for _ in range(2) for who in self.pair(salt)]
-        lines = [line for who in people for line in self.facts(who)]
+        people = [actor for _ in range(2) for actor in self.pair(salt)]
+        lines = [line for actor in people for line in self.facts(actor)]
         if draw.random() < 0.5:
             draw.shuffle(lines)
         for _ in range(draw.randrange(4, 9)):

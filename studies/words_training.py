@@ -19,6 +19,7 @@ import math
 import multiprocessing
 import os
 import re
+import tempfile
 import time
 import zlib
 from collections.abc import Sequence
@@ -353,8 +354,8 @@ def nats_a_byte(net: Net, ids: Tensor, count: int) -> float:
         if len(x) == BATCH:
             total += net.loss(x, y).item() * y.numel()
     net.block, net.loss_of = compiled
-    seen = len(windows) // BATCH * BATCH * LENGTH
-    return total / (count * seen / len(ids)) if seen else math.nan
+    judged = len(windows) // BATCH * BATCH * LENGTH
+    return total / (count * judged / len(ids)) if judged else math.nan
 
 
 # Training
@@ -389,8 +390,8 @@ class Windows:
             kinds = torch.multinomial(self.shares, BATCH * stretch, replacement=True, generator=draw)
             spots = torch.zeros(BATCH * stretch, dtype=torch.int64)
             for number, starts in enumerate(self.starts):
-                here = kinds == number
-                spots[here] = starts[torch.randint(len(starts), (int(here.sum()),), generator=draw)]
+                chosen = kinds == number
+                spots[chosen] = starts[torch.randint(len(starts), (int(chosen.sum()),), generator=draw)]
             is_list = kinds == self.names.index("lists")
             periods = torch.randint(16, 200, (BATCH * stretch,), generator=draw)
             words = torch.randint(1, VOCABULARY, (int(is_list.sum()), 200), generator=draw, dtype=torch.int32)
@@ -567,7 +568,7 @@ def main() -> None:
     OUT, CLOCK = options.out, Clock(options.seconds)
     OUT.mkdir(parents=True, exist_ok=True)
     folder = str(options.data)
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", "/tmp/m47_inductor")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir(), "headwise_inductor")))
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     torch.set_float32_matmul_precision("high")
     pool = multiprocessing.get_context("fork").Pool(options.processes, without_gpu)  # before the GPU is used
@@ -620,7 +621,7 @@ def main() -> None:
         if CLOCK.left < 25:
             log("no time is left for " + entry)
             break
-        checkpoints = None if entry.startswith("best") else Path(f"/tmp/m47_checkpoints/{label}")
+        checkpoints = None if entry.startswith("best") else Path(tempfile.gettempdir(), "headwise_checkpoints", label)
         for is_compiled in (True, False) if not options.eager and device == "cuda" else (False,):
             seconds = (CLOCK.left - 14 - 3 * (len(plan) - number)) / (len(plan) - number)
             try:

@@ -362,13 +362,13 @@ class CountingRing(Ring):
     def __init__(self, group: torch.distributed.ProcessGroup) -> None:
         super().__init__(group)
         self.sent = self.most = 0
-        self.blocks: list[tuple[StorageWeakRef, int]] = []
+        self.arrived: list[tuple[StorageWeakRef, int]] = []
 
     def pass_on(self, tensor: Tensor, arriving: Tensor, tag: int = KEYS) -> Message:
         self.sent += tensor.nbytes
-        self.blocks = [ref for ref in self.blocks if not ref[0].expired()]
-        self.blocks.append((StorageWeakRef(arriving.untyped_storage()), tag))
-        self.most = max(self.most, sum(kind == tag for _, kind in self.blocks))
+        self.arrived = [ref for ref in self.arrived if not ref[0].expired()]
+        self.arrived.append((StorageWeakRef(arriving.untyped_storage()), tag))
+        self.most = max(self.most, sum(kind == tag for _, kind in self.arrived))
         return super().pass_on(tensor, arriving, tag)
 
 
