@@ -621,7 +621,9 @@ def main() -> None:
         if CLOCK.left < 25:
             log("no time is left for " + entry)
             break
-        checkpoints = None if entry.startswith("best") else Path(tempfile.gettempdir(), "headwise_checkpoints", label)
+        checkpoints = (
+            None if entry.startswith("best") else Path(tempfile.gettempdir(), "headwise_checkpoints", label)
+        )
         for is_compiled in (True, False) if not options.eager and device == "cuda" else (False,):
             seconds = (CLOCK.left - 14 - 3 * (len(plan) - number)) / (len(plan) - number)
             try:
