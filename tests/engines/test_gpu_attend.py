@@ -900,6 +900,7 @@ def test_a_sink_near_the_largest_number_takes_all() -> None:
     assert not bool(out.any()) and bool(torch.isfinite(w.lse).all())
 
 
+@pytest.mark.thinned(99, keep=["torch.float64"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_sinks_are_read_in_their_own_dtype(dtype: torch.dtype) -> None:
     """In every pass that reads them, several times, and where they do not lie side by side."""
@@ -947,7 +948,7 @@ AGAIN: dict[str, Callable[[int], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.thinned(99, keep=["softcap", "own lists", "each tile asks", "sinks"])
+@pytest.mark.thinned(99, keep=["own lists", "sinks"])
 @pytest.mark.parametrize("name", AGAIN)
 def test_a_planned_call_is_the_same_launch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     D = 24 if name == "two parts of channels" else 16
@@ -982,6 +983,7 @@ def test_statistics_on_the_way_come_by_plan_too() -> None:
             assert error(value, getattr(truth, name)) <= 1e-5, name
 
 
+@pytest.mark.thinned(99, keep=["documents"])
 @pytest.mark.parametrize("kind", ["lengths", "documents"])
 def test_a_mask_that_nobody_reads_is_bound_by_plan(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where the values of a mask are not looked at."""
@@ -1002,6 +1004,7 @@ def test_a_mask_that_nobody_reads_is_bound_by_plan(kind: str, monkeypatch: pytes
     assert len(PLANS.made_by(first_pass.OWNER)) >= 1
 
 
+@pytest.mark.slow
 def test_saved_tensors_may_come_back_laid_out_otherwise() -> None:
 
     def gradients(seed: int, copied: bool) -> list[Tensor]:

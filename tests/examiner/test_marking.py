@@ -376,7 +376,7 @@ sys.exit(code)
 """
 
 
-@pytest.mark.thinned(keep=["a folder"])
+@pytest.mark.slow
 @pytest.mark.parametrize("many", [False, True], ids=["a file", "a folder"])
 def test_torch_is_imported_once_and_not_by_the_command_itself(many: bool, tmp_path: Path) -> None:
     """It took twice as long as importing torch: the command imported it beside the process it starts."""

@@ -467,7 +467,7 @@ GATED = {"gated": True, "activation": "silu", "norm": "rms", "rope": Rope(), "wi
 COMPILED = {"gated": GATED, "encoder": {"kind": "encoder", "token_types": 2, "embedding_norm": True}}
 
 
-@pytest.mark.thinned(99, keep=["encoder"])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPILED)
 def test_a_model_is_compiled_whole(name: str) -> None:
     model, ids = ours(**COMPILED[name]), tokens()

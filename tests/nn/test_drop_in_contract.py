@@ -63,7 +63,7 @@ def trained(call: Call, ours: bool, target: str, way: str, uses: str) -> Gradien
     """Gradients of a step in which `target` changes after the call; None if torch refuses backward.
 
     Args:
-        how: "out of place" (so that gradients are right whatever was kept), "in place", or "uncounted": in
+        way: "out of place" (so that gradients are right whatever was kept), "in place", or "uncounted": in
             place through `.data`, which the version counter does not notice.
     """
     step = made(call, ours)
@@ -111,7 +111,7 @@ def check_write(call: Call, target: str, way: str, uses: str) -> None:
 
 
 @every_device
-@few_or_many(50, 110)
+@few_or_many(20, 110)
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_torch_lets_be_written_to_stays_writable(target: str, seeds: range, device: str) -> None:
     """`x = norm(x); x += mha(x, x, x)[0]` trains with torch's class; ours raised."""

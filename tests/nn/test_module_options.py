@@ -285,6 +285,7 @@ def test_compiled_it_is_the_same(name: str, backend: str) -> None:
         )
 
 
+@pytest.mark.slow
 def test_compiled_for_any_length_it_takes_positions(fresh_compiler: None) -> None:
     """Sizes of such a graph are symbols; right positions were once refused."""
     mha, x = made("rope", torch.float32), inputs(torch.float32)

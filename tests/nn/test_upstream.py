@@ -77,9 +77,9 @@ def drawn(draw: Any) -> Any:
 # Calls of torch's class, layers that are adopted, and hooks on both
 
 EXAMPLES = {
-    "answers": 100, "calls": 120, "mistakes": 100, "hints": 120, "fast calls": 80, "layers": 80,
-    "fast layers": 60, "hooks": 60, "hooks on layers": 50,
-}  # fmt: skip
+    "answers": 60, "calls": 60, "mistakes": 60, "hints": 60, "fast calls": 40, "layers": 40,
+    "fast layers": 30, "hooks": 30, "hooks on layers": 25,
+}  # fmt: skip  # the slow run draws 200 to 600 of each
 ON_A_GPU = ("calls", "hints", "fast calls", "layers", "fast layers")
 
 

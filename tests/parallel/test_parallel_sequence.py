@@ -346,7 +346,11 @@ def differences(actual: hw.Heads, expected: hw.Heads) -> list[str]:
 
 @pytest.mark.parametrize(
     ("ranks", "names"),
-    [(4, ("rope",)), pytest.param(2, tuple(MODELS), marks=pytest.mark.slow)],
+    [
+        (2, ("rope",)),
+        pytest.param(4, ("rope",), marks=pytest.mark.slow),
+        pytest.param(2, tuple(MODELS), marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_a_model_over_ranks_is_the_model_watched_and_trained(ranks: int, names: tuple[str, ...]) -> None:
