@@ -1,7 +1,7 @@
 """What people do every day, as cases by group, the most important first.
 
     calls     `hw.attention` of next to no work beside SDPA, by rule: until the call returns
-    rows      one row of one head of a kept map beside that row in eager torch
+    rows      one row of one head, read from an existing map, beside that row in eager torch
     modules   hw.MultiHeadAttention beside SDPA by hand and torch's class
     class     hw.nn.MultiheadAttention beside torch's class, by the mask it is told
     watch     models watched, beside the same unwatched and beside Transformers' eager attention
@@ -74,7 +74,7 @@ def _rows() -> list[Case]:
     return [
         Case(
             f"row_{rule}_L{length}",
-            f"one row of one head of a kept map, {rule}",
+            f"one row of one head, read from an existing map, {rule}",
             partial(kept_row, rule=rule),
             {**sizes, "L": length, "row": length * 3 // 4},
             tiny={"H": 4, "Hk": 2, "D": 16, "L": 29, "head": 3, "row": 23},
@@ -129,12 +129,12 @@ def _modules() -> list[Case]:
 
 # name -> words, options: how a causal model tells torch's class its mask
 MASK_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "float": ("torch's float mask, hint", {"square": True}),
-    "float_unhinted": ("torch's float mask, no hint", {"square": True, "hint": False}),
-    "bool": ("bool mask, hint", {}),
-    "bool_unhinted": ("bool mask, no hint", {"hint": False}),
-    "padded": ("bool mask and padding, hint", {"padded": True}),
-    "float_padded": ("torch's float mask and padding, hint", {"square": True, "padded": True}),
+    "float": ("torch's float mask, is_causal=True", {"square": True}),
+    "float_unhinted": ("torch's float mask, is_causal=False", {"square": True, "hint": False}),
+    "bool": ("bool mask, is_causal=True", {}),
+    "bool_unhinted": ("bool mask, is_causal=False", {"hint": False}),
+    "padded": ("bool mask and padding, is_causal=True", {"padded": True}),
+    "float_padded": ("torch's float mask and padding, is_causal=True", {"square": True, "padded": True}),
 }
 
 

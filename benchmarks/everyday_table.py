@@ -26,7 +26,7 @@ class Table(NamedTuple):
 
 TABLES = {
     "calls": Table("`hw.attention` of 16 tokens, until the call returns", ("SDPA",)),
-    "rows": Table("One row of one head of a kept map", ("eager, that row",)),
+    "rows": Table("One row of one head, read from an existing map", ("eager, that row",)),
     "modules": Table("`hw.MultiHeadAttention`", (BY_HAND, TORCH), "training", "_training"),
     "class": Table(
         "`hw.nn.MultiheadAttention` in place of torch's class, by its mask: GPT-2 small, causal",
@@ -37,7 +37,7 @@ TABLES = {
     ),
 }  # fmt: skip
 OF_THE_TABLE = (
-    "attention of 16 tokens, |one row of one head of a kept map, |module, "
+    "attention of 16 tokens, |one row of one head, read from an existing map, |module, "
     "|torch's class, GPT-2 small, causal, |torch's | model| watched: all row statistics|a (?=[A-Z])"
 )
 

@@ -65,8 +65,8 @@ def of_failure(subject: Subject) -> Iterator[Claim]:
         f"{worst[0]}.{worst[1]}",
         f"{little} of {len(some)} heads alone raise {unit} by at most {small:.2g}, "
         f"the worst by {alone[worst]:.2g}",
-        f"{count} together {joint:+.2g}, sum of single costs {added:+.2g}, "
-        f"more together in {more} of {DRAWS} draws",
+        f"{count} heads off together: {joint:+.2g}; sum of their single rises: {added:+.2g}; "
+        f"the joint rise was larger in {more} of {DRAWS} draws",
         "holds" if enough and made_up else "holds in part" if enough or made_up else "wrong",
         f"heads set to zero; with all heads on it is {whole:.2f}"
         + ("" if more > DRAWS / 2 else "; the costs add up"),

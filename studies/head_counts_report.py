@@ -176,7 +176,8 @@ def markdown(results: Results) -> str:
         "",
         further_table(results),
         "",
-        "The attention layers of well-known models (`headwise presets`):",
+        f"The attention layers of {len(PRESETS)} well-known models (`headwise presets`). \"32 in 8\" means that 8 models "
+        "have 32 heads per layer:",
         "",
         *(f"- {line}" for line in distribution(PRESETS.values())),
     ]

@@ -75,10 +75,10 @@ COLUMNS: dict[str, tuple[Value, int]] = {  # and digits behind the point
     "best previous-token": (at("previous", "score"), 2),
 }
 FURTHER: dict[str, tuple[Value, int]] = {
-    "cosine of outputs, untrained": (at("before", "outputs"), 3),
+    "cosine of the outputs of two heads, untrained": (at("before", "outputs"), 3),
     "trained": (at("after", "outputs"), 3),
-    "heads that matter": (mattering, 2),
-    "labelled heads": (labelled, 2),
+    f"share of heads without which the loss rises by more than {MATTERS:.0%}": (mattering, 2),
+    "share of heads with a label": (labelled, 2),
     "loss on random tokens, first copy": (at("said_twice", "first"), 2),
     "second copy": (at("said_twice", "second"), 2),
 }
@@ -159,7 +159,7 @@ def further_table(results: Results) -> str:
     """The rest of what was measured."""
     models = {model["heads"]: model for model in results["models"]}
     start = {count: [str(models[count]["head_dim"]), str(models[count]["rope_pairs"])] for count in models}
-    return _table(results, ["head_dim", "pairs RoPE turns"], start, FURTHER)
+    return _table(results, ["head_dim", "rotated pairs of channels"], start, FURTHER)
 
 
 def _table(

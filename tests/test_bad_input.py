@@ -224,7 +224,7 @@ RUNNING: dict[str, Refusal] = {
     "cudnn on a CPU": Refusal(
         {"backend": "cudnn"},
         BackendUnavailable,
-        'backend="cudnn" cannot run this call: it runs on cuda, the tensors are on cpu. '
+        'backend="cudnn" cannot run this call: it supports cuda only; the tensors are on cpu. '
         'Others that can: flash, tiles, plain; use backend="auto"',
         False,
     ),

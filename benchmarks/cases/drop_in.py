@@ -52,8 +52,8 @@ MODELS: dict[str, tuple[str, Sizes, Sizes, bool]] = {
     "long": ("long, causal", {"B": 1, "H": 8, "L": 2048, "E": 512}, {"H": 32, "L": 16384, "E": 4096}, True),
 }  # fmt: skip
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "float": ("float mask, hint", {"square": True}),
-    "unhinted": ("float mask, no hint", {"square": True, "hint": False}),
+    "float": ("float mask, is_causal=True", {"square": True}),
+    "unhinted": ("float mask, is_causal=False", {"square": True, "hint": False}),
     "plain": ("no weights", {}),
     "padded": ("padded", {"padded": True}),
     "mean": ("mean weights", {"weights": "mean"}),

@@ -128,7 +128,7 @@ def _where(backend: Backend, devices: list[torch.device]) -> str:
     runs, idle = [], []
     for device in devices:
         if backend.devices and device.type not in backend.devices:
-            reason: str | None = f"it runs on {' and '.join(backend.devices)}"
+            reason: str | None = f"it supports {' and '.join(backend.devices)} only"
         else:
             reason = why(*_example(device), causal=True).reasons[backend.name]
         if reason is None:

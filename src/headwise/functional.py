@@ -60,7 +60,7 @@ def attention(
 
     Args:
         q: [B, H, T, D]
-        k: [B, Hk, S, D]; H must be a multiple of Hk: each key head serves H / Hk query heads.
+        k: [B, Hk, S, D]; H must be a multiple of Hk: H / Hk query heads share each key head.
         v: [B, Hk, S, Dv]
         mask: a `Mask`, or a tensor broadcastable to [B, H, T, S], bool or 0 and 1; True or 1 = may attend. A
             tensor whose values suggest another meaning raises (see `Mask`); `Mask.dense(tensor)` does not.
@@ -230,10 +230,10 @@ class Why:
 
     def __str__(self) -> str:
         lines = [f"{self.backend} runs this call, {self.how}."]
-        idle = "comes later in the order" if self.asked == "auto" else f"{self.asked} was asked for"
+        idle = "has lower priority" if self.asked == "auto" else f"{self.asked} was asked for"
         for name, reason in self.reasons.items():
             if name != self.backend:
-                lines.append(f"  {name}: {reason or f'could run it, but {idle}'}")
+                lines.append(f"  {name}: {reason or f'supports this call, but {idle}'}")
         second = "in kernels, by triton" if self.no_kernels is None else "on tiles in plain torch"
         lines.append(f"The second pass (weights, statistics, pictures) runs {second}.")
         if self.no_kernels is not None:
@@ -271,14 +271,14 @@ def why(
         >>> q, k, v = torch.randn(3, 1, 4, 16, 32)
         >>> print(hw.why(q, k, v, softcap=50.0))
         tiles runs this call, tile by tile in plain torch.
-          decode: it runs on cuda, the tensors are on cpu
-          triton: it runs on cuda, the tensors are on cpu
-          cudnn: it runs on cuda, the tensors are on cpu
+          decode: it supports cuda only; the tensors are on cpu
+          triton: it supports cuda only; the tensors are on cpu
+          cudnn: it supports cuda only; the tensors are on cpu
           flash: it has no soft cap (softcap=50)
-          efficient: it runs on cuda, the tensors are on cpu
-          plain: could run it, but comes later in the order
+          efficient: it supports cuda only; the tensors are on cpu
+          plain: supports this call, but has lower priority
         The second pass (weights, statistics, pictures) runs on tiles in plain torch.
-          triton: it runs on cuda, the tensors are on cpu
+          triton: it supports cuda only; the tensors are on cpu
     """
     if wrong:
         refuse("why", wrong, OF_ATTENTION, why)

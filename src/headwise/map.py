@@ -43,8 +43,8 @@ class AttentionMap(StandIn):
     """The weights of attention, [B, H, T, S], computed only where they are read.
 
     Maps can be pickled, passed through `torch.compile` and `torch.export`, and read by `torch.load` with
-    `weights_only=True`. Importing this module registers them: a program that imports headwise before torch
-    and loads a map before it has computed one needs `import headwise.map`.
+    `weights_only=True`. Importing this module registers them with torch. Only a program that imports headwise
+    before torch, and loads a map before it has computed one, must import `headwise.map` itself.
 
     Args:
         q: [B, H, T, D]
@@ -59,7 +59,7 @@ class AttentionMap(StandIn):
         >>> w = AttentionMap(q, k, causal=True)
         >>> w
         AttentionMap([1, 8, 100, 100], Mask(right=0), float32)
-        >>> w[0, 3, 42].shape          # one row: one row of work
+        >>> w[0, 3, 42].shape          # computes only this row
         torch.Size([100])
         >>> w.statistics("entropy").entropy.shape
         torch.Size([1, 8])

@@ -102,13 +102,13 @@ class Mask(RuleFacts):
 
     A mask holds a few numbers and small tensors; `full` returns the [T, S] matrix and `tile` any part of it.
     `~` and `|` return a mask if a single rule can express the result (causal, dense, bool padding). Otherwise
-    they raise, and the message says what to write instead. `==` compares rules: the same numbers, tensors of
-    the same values.
+    they raise, and the message says what to write instead. Two masks are
+    equal (`==`) if their rules have equal numbers and tensors of equal values.
 
     In `mask & tensor`, as in `mask=`, True or 1 means may attend, and a tensor with two dimensions is read as
     [T, S]. A tensor whose values suggest another meaning raises `MaskError`: a causal mask with True =
-    hidden, as torch writes it (for two queries or more); or a [T, S] tensor whose rows look like padding, if
-    the batch may have as many sequences as there are queries. `Mask.dense(tensor)` accepts any values. Values
+    hidden, as torch writes it (for two queries or more); or a [T, S] tensor that could be a padding mask
+    [B, S], if the batch may have as many sequences as there are queries. `Mask.dense(tensor)` accepts any values. Values
     are checked only in eager mode on a CPU, since reading them from a GPU would force a synchronization.
 
     Example:

@@ -166,14 +166,14 @@ def test_the_page_shows_the_commit_with_the_most_cases() -> None:
             ("module_gpt_inference", 0.5, "cut", "module, GPT", {}),
             ("module_gpt_training", 0.75, "cut", "module, GPT, forward and backward", {}),
             ("everyday_L16_none_mean", 0.5, "old", "torch's class", {}),
-            ("row_full_L1024", 0.5, "new", "one row of one head of a kept map, full", {}),
+            ("row_full_L1024", 0.5, "new", "one row of one head, read from an existing map, full", {}),
         )
     }
     records = readme.complete("cuda", [{"device": "cuda", "runs": runs, "cases": cases}])
     text = "\n".join(everyday_table.tables(records))
     assert text.startswith("Everyday calls: torch 2.11, commit aaaaaaaaaa, 2026-01-30 to 2026-01-31.")
     assert "| GPT, B3 L1024 | 1 ms | – | – | **0.50** | 1 ms | **0.75** |" in text
-    assert "| full | 1 ms | – | **0.50** |" in text and "kept map" not in text
+    assert "| full | 1 ms | – | **0.50** |" in text and "existing map, full" not in text
     assert "Peer / itself: 1.00–1.00." in text
     assert "1 cells of torch's class: geometric mean 2.00 x as fast" in text
 

@@ -60,7 +60,7 @@ def test_backends_are_told_by_device(without_gpus) -> None:
     lines = by_name(examine())
     assert lines["GPU"].value == "none available to torch"
     assert lines["backend flash"].value == lines["backend plain"].value == "on cpu"
-    assert lines["backend cudnn"].value == "not on cpu: it runs on cuda"
+    assert lines["backend cudnn"].value == "not on cpu: it supports cuda only"
 
 
 def test_the_command_is_content_with_a_healthy_machine(capsys, monkeypatch) -> None:

@@ -33,8 +33,8 @@ from headwise.scoring import HIDDEN, Alibi, Relative, alibi
 from judge import Case, error, inside, masks, scores_from, with_inside
 
 B, H, HK, T, S, D = 2, 6, 3, 5, 7, 11
-LATER = "could run it, but comes later in the order"
-ON_CUDA = "it runs on cuda, the tensors are on cpu"
+LATER = "supports this call, but has lower priority"
+ON_CUDA = "it supports cuda only; the tensors are on cpu"
 
 
 def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -151,7 +151,7 @@ def test_why_gives_every_backends_reason_in_the_tables_order() -> None:
         f"  efficient: {ON_CUDA}",
         f"  plain: {LATER}",
         "The second pass (weights, statistics, pictures) runs on tiles in plain torch.",
-        "  triton: it runs on cuda, the tensors are on cpu",
+        "  triton: it supports cuda only; the tensors are on cpu",
     ]
 
 

@@ -747,7 +747,7 @@ def test_what_is_refused_by_what_goes_on_around_a_call(monkeypatch: pytest.Monke
     assert reason == "it counts distances up to 6 exactly, and there are 7 keys"
     assert hw.why(q, k, v).reasons["triton"] is None
     monkeypatch.setattr(launches, "INTERPRET", False)
-    assert hw.why(q, k, v).reasons["triton"] == "it runs on cuda, the tensors are on cpu"
+    assert hw.why(q, k, v).reasons["triton"] == "it supports cuda only; the tensors are on cpu"
 
 
 def test_what_learns_is_given_its_gradient_or_refused() -> None:

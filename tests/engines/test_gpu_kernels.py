@@ -544,7 +544,7 @@ def test_what_the_kernels_cannot_take_is_said_in_words_and_runs_on_tiles(
     assert launched == []
     assert launches.cannot(hw.AttentionMap(q, k)._scores) is None
     monkeypatch.setattr(launches, "INTERPRET", False)
-    assert launches.cannot(hw.AttentionMap(q, k)._scores) == "it runs on cuda, the tensors are on cpu"
+    assert launches.cannot(hw.AttentionMap(q, k)._scores) == "it supports cuda only; the tensors are on cpu"
 
 
 @pytest.mark.thinned(keep=["keys"])

@@ -99,7 +99,7 @@ class Backend(ABC):
     def why_not(self, call: Call) -> str | None:
         """Return None if it can run the call, else the reason in words."""
         if self.devices and call.v.device.type not in self.devices:
-            return f"it runs on {' and '.join(self.devices)}, the tensors are on {call.v.device.type}"
+            return f"it supports {' and '.join(self.devices)} only; the tensors are on {call.v.device.type}"
         reason = self.cannot(call)
         if reason is not None or self.is_differentiable:
             return reason

@@ -30,7 +30,7 @@ assert abs(scores[2]) < 1e-6  # at a right angle
 
 # %% [markdown]
 # The colours of the plot are dot products with the query. All points with the same dot product lie on a line
-# at a right angle to the query: only the part of a key along $q$ counts.
+# at a right angle to the query: the dot product depends only on the component of the key parallel to $q$.
 
 # %%
 from matplotlib import pyplot as plt
@@ -55,8 +55,8 @@ figure.colorbar(colours, label="q . k")
 figure.tight_layout()
 
 # %% [markdown]
-# Length counts too: a key twice as long has twice the score. A model can learn to make a key longer so that
-# its scores grow.
+# The length of a key matters, too: if it doubles, the score doubles. A model can learn to make a key longer
+# so that its scores grow.
 #
 # One matrix product computes all dot products: entry $(t, s)$ of $QK^\top$ is query $t$ times key $s$. With
 # more axes in front, for example the sequences of a batch (we write `[.., T, D]`), `Q @ K.transpose(-2, -1)`
@@ -74,8 +74,8 @@ scores.shape
 # ## The spread grows with the width
 # A dot product is a sum of $d$ products. Assume that the channels are independent, with mean 0 and variance
 # 1, as they roughly are in a newly initialised model. Then each product has mean 0 and variance 1. Variances
-# add up, so the sum has variance $d$ and standard deviation $\sqrt d$. Wider vectors have larger scores
-# without fitting any better.
+# add up, so the sum has variance $d$ and standard deviation $\sqrt d$. Wider vectors have larger scores,
+# although their directions do not agree more.
 #
 # A softmax, $w_s = e^{x_s} / \sum_r e^{x_r}$, turns scores into **attention weights** that sum to 1 (lesson
 # 2). We measure three things for 500 random queries with 32 random keys each, at five widths: the spread of
@@ -131,8 +131,8 @@ figure.tight_layout()
 # %% [markdown]
 # Without the scale, the scores of these random vectors have a standard deviation of $\sqrt d$. At width 1,024
 # one of 32 random keys gets nearly all the weight: the softmax is *saturated*. Weights near 0 or 1 hardly
-# change when scores change, so the median query gets almost no gradient. Divided by $\sqrt d$, all three
-# curves are flat: training starts from the same state at every width.
+# change when scores change, so the median of the gradient over the 500 queries is almost 0. If the scores are
+# divided by $\sqrt d$, all three curves are flat: training starts from the same state at every width.
 #
 # Textbooks say that without the scale "the gradients vanish". The right plot is more precise. Up to width 64
 # the median gradient does not fall at all; the range between the 10% and the 90% quantile grows in both

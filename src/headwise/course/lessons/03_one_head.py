@@ -7,9 +7,9 @@ repairs: softmax over queries; keys and values swapped
 """
 
 # %% [markdown]
-# A Python dictionary returns the value whose key *equals* what you ask for. In attention hardly ever a key
-# equals the query. Instead, attention returns a weighted mean of all values. The better a key fits the query,
-# the larger the weight of its value:
+# A Python dictionary returns the value whose key *equals* what you ask for. In attention, a key is almost
+# never equal to the query. So attention returns a weighted mean of all values. The better a key fits the
+# query, the larger the weight of its value:
 #
 # 1. scores: how well each key fits the query, a dot product divided by $\sqrt{d}$ (lesson 1),
 # 2. weights that sum to 1: softmax (lesson 2),
@@ -18,8 +18,8 @@ repairs: softmax over queries; keys and values swapped
 # $$\text{head}(Q, K, V) = \text{softmax}\left(\frac{QK^\top}{\sqrt{d}}\right) V$$
 #
 # An example: the query is what a guest at a party wants to hear about. The key of every other guest is a
-# topic, the value is what that guest says about it. The result is a mixture of what all guests say, mostly of
-# those whose topic fits.
+# topic, the value is what that guest says about it. The result is a mixture of what all guests say, in which
+# guests whose topic fits have the largest weights.
 
 # %%
 import torch
@@ -41,14 +41,14 @@ print(weights)
 print("rows sum to", [round(total, 4) for total in weights.sum(-1).tolist()])
 
 # %% [markdown]
-# No weight is 0: even the chess player has one for the music lover. That makes attention trainable: every
-# weight changes a little when a key changes a little, so gradients tell in which direction to change the
-# keys.
+# No weight is 0: even the chess player gets some weight from the music lover. This makes attention trainable:
+# every weight changes a little if a key changes a little, so the gradient shows in which direction to change
+# the keys.
 #
 # The same code works with more axes in front, for the sequences of a batch or for heads (`[.., T, D]`): `@`
 # multiplies the last two axes, and `k.transpose(-2, -1)` swaps them.
 #
-# The same with headwise, for one head, with a plot of its weights:
+# headwise computes the same. The next cell does so for one head and plots its weights:
 
 # %%
 import headwise as hw
@@ -84,10 +84,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 # %% question: Why does attention compute a weighted mean of the values, and not simply take the value of the best key?
-# Taking the best value is a step function: while a key improves a little nothing changes, until suddenly the
-# output is another value. Its gradient is zero almost everywhere, so nothing could be learned. Softmax is the
-# smooth version of "take the best": every weight has a gradient. With scores scaled up, it comes as close to
-# taking the best as one likes.
+# Taking the best value is a step function: if a key changes a little, the output either stays the same or
+# switches to another value. Its gradient is zero almost everywhere, so nothing could be learned. Softmax is
+# the smooth version of "take the best": every weight has a gradient. If all scores are multiplied by a large
+# number, the weight of the best key is almost 1.
 
 # %% question: A head has T = 5 queries and S = 7 keys of width 16, values of width 32. What are the shapes of scores and output?
 # Scores $[5, 7]$: one number for every pair of a query and a key. Output $[5, 32]$: one weighted mean of

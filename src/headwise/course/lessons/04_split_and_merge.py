@@ -14,7 +14,7 @@ repairs: heads split by view; heads merged without a transpose
 # After attention, merging puts the pieces side by side again.
 #
 # This lesson is about splitting and merging alone. They compute nothing and only move numbers, and mistakes
-# raise no error. To see them, we use numbers that name their place: 13 is token 1, channel 3.
+# raise no error. To make them visible, each number encodes its position: 13 is token 1, channel 3.
 
 # %%
 import torch
@@ -36,7 +36,7 @@ for h in range(H):
     assert torch.equal(heads[h], x[:, h * D : (h + 1) * D])  # channels of head h, every token
 
 # %% [markdown]
-# It is tempting to ask for the final shape at once. There is no error, since the shape has 24 numbers, too.
+# A single view to the final shape raises no error, since both shapes have 24 numbers.
 
 # %%
 wrong = x.view(H, T, D)  # [H=2, T=3, D=4]: the same shape
@@ -100,9 +100,9 @@ assert heads[h, t, d] == x.flatten()[4 * h + 8 * t + 1 * d]  # strides (4, 8, 1)
 assert wrong[h, t, d] == x.flatten()[12 * h + 4 * t + 1 * d]  # strides (12, 4, 1)
 
 # %% [markdown]
-# The strides of the right split mean: the next head is 4 numbers further, the next token 8. In every view of
-# this memory, strides fall from the first axis to the last. Only a transpose puts a smaller stride in front
-# of a larger one.
+# In the right split, the stride of the axis of heads is 4, and that of the axis of tokens is 8. In every view
+# of this memory, strides fall from the first axis to the last. Only a transpose puts a smaller stride in
+# front of a larger one.
 #
 # ## Merge: the same steps in reverse
 # Transpose first, then join the last two axes. Here an error can occur: to join two axes with `view`, their
@@ -125,7 +125,8 @@ print(mixed_up)
 # %% [markdown]
 # `.contiguous().view(..)`, common in courses, does the same as `.reshape(..)`: it copies the numbers into the
 # new order. The copy is necessary. The common mistake is to read the error as "use reshape" and to forget the
-# transpose. That gives the table just printed: its first row is head 0 of tokens 0 and 1.
+# transpose. Without the transpose, `reshape` gives the table just printed: its first row is head 0 of tokens
+# 0 and 1.
 #
 # With a batch in front, every axis moves by one: `[B, T, E]` becomes `[B, H, T, D]`.
 

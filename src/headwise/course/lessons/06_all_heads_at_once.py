@@ -45,8 +45,9 @@ module.heads = [Head(8, 4)]  # a plain list instead of nn.ModuleList:
 assert not list(module.parameters())  # its parameters are not registered and would not be trained
 
 # %% [markdown]
-# It is right. To replace the loop, stack the heads' matrices: $H$ matrices `[D, E]` make one `[E, E]`. One
-# product with it computes the channels of all heads side by side, and lesson 4's split separates them.
+# `LoopOverHeads` is right. To replace the loop, stack the heads' matrices: $H$ matrices `[D, E]` make one
+# `[E, E]`. One product with it computes the channels of all heads side by side, and lesson 4's split
+# separates them.
 
 
 # %%
@@ -108,10 +109,10 @@ for H in counts:
     assert looped.calls == 5 * H + 1 and wide.calls == 6  # .. in more, smaller products
 
 # %% [markdown]
-# The number of multiplications does not depend on the way of computing, nor on the number of heads: twice as
-# many heads are half as wide. But the loop needs $5H + 1$ products, computing all heads at once always 6.
-# Each product has a fixed cost: Python calls it, torch checks shapes, allocates memory and chooses a kernel.
-# For small products this is most of the cost.
+# Both ways need the same number of multiplications, for any number of heads: with twice as many heads, each
+# is half as wide. But the loop needs $5H + 1$ products, and computing all heads at once always needs 6. Each
+# product has a fixed cost: Python calls it, torch checks shapes, allocates memory and chooses a kernel. For
+# small products this is most of the cost.
 #
 # ## What is different: the time
 # The next cell divides the time of the loop by the time of computing all heads at once, for three sequence
@@ -170,23 +171,24 @@ for ax in axes:
 figure.tight_layout()
 
 # %% [markdown]
-# With one head there is nothing to gain. With many heads and few tokens, each product of the loop is tiny,
-# and its fixed cost dominates. With longer sequences there is more to compute in each product, and the fixed
-# cost matters less.
+# With one head, both ways compute the same six products. With many heads and few tokens, each product of the
+# loop is tiny, and its fixed cost dominates. With longer sequences there is more to compute in each product,
+# and the fixed cost matters less.
 #
 # At 512 tokens the ratio may fall below 1, which means that the loop is *faster*. Computing all heads at once
-# writes all scores before the softmax reads them: 16 heads of 512 · 512 numbers are 16 MiB, and the operating
-# system often provides a block of that size anew in each pass. The loop uses the same 1 MiB again for every
-# head. "At once" saves calls and needs more memory.
+# writes all scores before the softmax reads them: 16 heads of 512 · 512 numbers are 16 MiB, and torch often
+# has to ask the operating system for a block of that size in each pass. The loop uses the same 1 MiB again
+# for every head. So computing all heads at once needs fewer calls, but more memory.
 #
 # Courses often say that heads run "in parallel". Here one thread did all the work and no two heads ran at the
-# same time; on such a machine, only calls are saved. Parallel hardware can do more with one large call than
-# with many small ones. A loop prevents that, since it starts the next head only after calling the one before.
+# same time; on one thread, only the fixed cost of the calls is saved. A GPU or several threads also compute
+# one large product faster than many small ones. With a loop this is not possible: each of its products
+# contains a single head.
 #
 # ## An axis for the heads
 # A third way needs no split and merge. Store the matrices with an axis for the heads, $W^Q$ as `[H, E, D]`,
-# and compute one product with it. With the last matrix as `[H, D, E]`, one product sums over heads and
-# channels, as in the sum of lesson 5.
+# and compute one product with it. If the last matrix is stored as `[H, D, E]`, one product sums over heads
+# and channels, like the sum of lesson 5.
 
 # %%
 loop = LoopOverHeads(128, 8)
@@ -273,8 +275,9 @@ class AllHeads(nn.Module):
 
 # %% question: Both ways need the same number of multiplications. Why is the loop slower with many heads and few tokens?
 # Every product has a fixed cost besides its multiplications: the call from Python, checks, memory, the choice
-# of a kernel. The loop pays it $5H + 1$ times, computing all heads at once 6 times. With few tokens the
-# product of one head is so small that the fixed cost is most of its time; with many tokens it is not.
+# of a kernel. The loop has this cost $5H + 1$ times, and computing all heads at once 6 times. With few tokens
+# the product of one head is so small that the fixed cost is most of its time. With many tokens, the
+# multiplications are most of it.
 
 # %%
 H, T = 32, 4096
@@ -284,7 +287,7 @@ print(f"scores of all heads: {all_heads / 2**30:.0f} GiB; of one head: {one_head
 assert (all_heads, one_head) == (2 * 2**30, 64 * 2**20)
 
 # %% question: With 32 heads and 4,096 tokens, does a loop over heads have any advantage?
-# It needs less memory, if scores are stored. Computing all heads at once stores the scores of all heads: 2
-# GiB in float32 for one sequence. The loop stores those of one head at a time, 64 MiB, unless they are kept
+# Yes, it needs less memory if scores are stored. Computing all heads at once stores the scores of all heads:
+# 2 GiB in float32 for one sequence. The loop stores those of one head at a time, 64 MiB, unless they are kept
 # for gradients. Fused kernels, and headwise's map of weights, need even less: they compute all heads in one
 # call, tile by tile, and never store the whole table of scores.

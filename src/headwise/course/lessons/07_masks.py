@@ -58,8 +58,8 @@ for ax, title, table in zip(axes, titles, [scores.softmax(-1), weights, after], 
 figure.suptitle("Weights of each query (row) on each key; grey: hidden", fontsize=12)
 
 # %% [markdown]
-# It also leaks the future. If only the score of a hidden key changes, the weights of the visible keys change.
-# With the mask before the softmax they do not.
+# The output then also depends on later tokens: if only the score of a hidden key changes, the weights of the
+# visible keys change. With the mask before the softmax they do not.
 
 # %%
 changed = scores.clone()
@@ -95,8 +95,8 @@ heads.plot(0, 2)
 # ## Padding
 # The next example has two sentences, of three and five words. Its mask of keys is `[B, S]`; with two
 # dimensions of size 1 it becomes `[B, 1, 1, S]` and applies to every head and every query. It hides padded
-# *keys*. The outputs of padded queries do not matter: no real position attends to them, and the loss leaves
-# them out.
+# *keys*. The outputs of padded queries do not matter: no real position attends to them, and the loss ignores
+# them.
 #
 # To test a padding mask, write nonsense into the padding: the outputs of real positions must not change.
 
@@ -174,8 +174,8 @@ assert (conventions["headwise: 0"][1] == 0).all()
 
 # %% [markdown]
 # - $-\infty$ gives $0/0$. The NaN is easy to notice, but it spreads to all later results.
-# - $-10^9$ hides the problem. All scores of the row are equal, so all keys get the same weight: the query
-#   attends to exactly what it must not see, and no number looks wrong.
+# - With $-10^9$, all scores of the row are equal, so all keys get the same weight: the query attends to all
+#   keys, although all are hidden. No number looks wrong.
 # - 0 is headwise's convention: output 0 and gradient 0 for such a row.
 #
 # Course code often uses one of the first two. Both work as long as no row is empty. The next cell shows how
@@ -228,7 +228,7 @@ assert not visible[:, 3:].any()  # the causal mask hides the padding at the end
 # %% question: A causal model gets padding at the end. Does it still need a padding mask in attention?
 # For its real positions, no: padding comes after them, so the causal mask already hides it. A padding mask is
 # needed where padding is at the *front*, as often in generation, and where there is no causal mask (an
-# encoder, cross-attention). The loss must leave padded positions out in any case.
+# encoder, cross-attention). The loss must ignore padded positions in any case.
 
 # %% question: A colleague fills hidden scores with 0 instead of -inf, "since 0 means nothing". What happens?
 # $e^0 = 1$, so a hidden key counts like a key with score 0: about as much as an average key, and more than

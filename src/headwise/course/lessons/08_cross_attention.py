@@ -9,7 +9,7 @@ repairs: self-attention only; value from key; keys and values swapped; queries a
 # %% [markdown]
 # A model that translates French into English writes one English word after the other. For each, it attends to
 # the French sentence. The **query** comes from the English text, the **keys and values** from the French
-# text. That is cross-attention. The formula is the one of lesson 3; its inputs come from two places:
+# text. That is cross-attention. The formula is that of lesson 3; only the inputs differ:
 #
 # | | queries from | keys and values from | scores |
 # |---|---|---|---|
@@ -41,12 +41,13 @@ weights.plot(query_tokens=english, key_tokens=french)
 
 # %% [markdown]
 # The map has five rows and four columns. "black" attends to *noir* and "cat" to *chat*, although their order
-# differs. Two words attend to *dort*. No rule assigns positions to each other: the vectors decide.
+# differs. Two words attend to *dort*. The weights depend on the vectors only, not on the positions of the
+# words.
 #
 # ## Shapes
-# T is the length of x, S the length of the memory. The sum over keys removes S, so the output is as long as
-# x, whatever the length of the memory. The order of the memory does not matter either: attention has no order
-# of its own. To make order count, models add positions to the vectors.
+# T is the length of x, S the length of the memory. The sum over keys removes S, so the output is as long as x
+# for any length of the memory. The order of the memory does not matter either: the output of attention does
+# not depend on the order of the keys. If the order should matter, the model adds positions to the vectors.
 
 # %%
 mha = hw.MultiHeadAttention(d_model=16, num_heads=4).double()
@@ -60,9 +61,9 @@ assert torch.allclose(out, mha(x, shuffled, shuffled)[0])
 # %% [markdown]
 # ## Two attentions in a decoder layer
 # A decoder layer has two attentions. In the first, the text written so far attends to itself; the causal mask
-# of lesson 7 hides what is not written yet. In the second, it attends to the memory; only padding is hidden,
-# since the whole French sentence is known from the start. So a decoder has two masks, of two shapes, for two
-# texts.
+# of lesson 7 hides what is not written yet. In the second, this text attends to the memory; only padding is
+# hidden, since the whole French sentence is known from the start. So a decoder layer needs two masks of
+# different shapes.
 
 # %%
 import matplotlib.pyplot as plt
@@ -105,9 +106,10 @@ with torch.no_grad():
 
 # %% [markdown]
 # ## Why exchanged inputs go unnoticed
-# Some course code has `forward(self, values, keys, query)`, other code `forward(self, query, key, value)`.
-# Calling the first in the order of the second may change nothing at all. The next cell exchanges two inputs
-# of a module in four situations and compares the output with that of the right call:
+# Some course code has `forward(self, values, keys, query)`, other code `forward(self, query, key, value)`. If
+# the first is called with the arguments in the order of the second, the output may still be right. The next
+# cell exchanges two inputs of a module in four situations and compares the output with that of the right
+# call:
 
 # %%
 short = memory[:, :5]  # a memory of the same length as x
@@ -135,12 +137,12 @@ assert all(float(differences["three different, T = S", pair]) > 0.1 for pair in 
 # - In self-attention all three inputs are the same tensor. A test with `mha(x, x, x)` notices no exchange.
 # - In cross-attention keys and values are the same tensor, so exchanging these two goes unnoticed. Exchanging
 #   queries and keys changes the output, and raises an error if T and S differ.
-# - Only three different inputs show every exchange. Some models have such inputs: positions are added to the
-#   keys but not to the values.
+# - Every exchange changes the output only if all three inputs are different. Some models have such inputs:
+#   positions are added to the keys but not to the values.
 #
 # So test attention with three different tensors and with sizes that are all different, as `headwise check`
-# does. Course pages often end with `mha(x, x, x)` and the shape of the output, a test that all these mistakes
-# pass.
+# does. Course pages often end with a test that calls `mha(x, x, x)` and checks the shape of the output. Code
+# with any of these mistakes passes it.
 
 # %% exercise: CrossAttention
 """Cross-attention: queries from x, keys and values from the memory."""
@@ -205,7 +207,7 @@ print("cross", list(mha(x, memory, memory)[1].shape))
 # Masked self-attention: $[2, 8, 7, 7]$. Cross-attention: $[2, 8, 7, 12]$. The queries are the 7 written words
 # in both.
 
-# %% question: Why has cross-attention no causal mask, and why has GPT no cross-attention?
+# %% question: Why does cross-attention have no causal mask, and why does GPT have no cross-attention?
 # A causal mask hides what is not known yet. The whole memory is known before the first word is written, and
 # positions of two texts cannot be compared: position 5 of the memory is not "later" than word 3 of the
 # translation. GPT has only one text: the prompt is the start of the text, and self-attention attends back to

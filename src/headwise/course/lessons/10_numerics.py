@@ -102,10 +102,10 @@ assert weights[1] == 1  # the hidden key has all the weight
 # Smaller numbers such as `-1e4` fit, but hide a key only if all visible scores are well above them.
 #
 # ## Sums: accumulate in float32
-# A sum in float16 stops growing at 2048: above it numbers are 2 apart, so 2048 + 1 is rounded to 2048.
-# Softmax and the weighted mean of values are sums over all keys. The next cell computes attention as a kernel
-# does, one key after the other, with running sums in 16 bits and in float32. The inputs are the same 16-bit
-# numbers.
+# A float16 sum of ones stops growing at 2048: above 2048 the numbers are 2 apart, so 2048 + 1 is rounded to
+# 2048. Softmax and the weighted mean of values are sums over all keys. The next cell computes attention as a
+# kernel does, one key after the other, with running sums in 16 bits and in float32. The inputs are the same
+# 16-bit numbers.
 
 # %%
 total = torch.tensor(1.0, dtype=torch.float16)
@@ -184,8 +184,8 @@ ax.set_title("With dropout 0.3 a row does not sum to 1", fontsize=11)
 
 # %% [markdown]
 # In evaluation dropout must be off: the same input must give the same output. A module `nn.Dropout` is
-# switched off by `.eval()`. *Functions* are not: `F.dropout(w, 0.1)` and
-# `F.scaled_dot_product_attention(.., dropout_p=0.1)` always drop, unless told otherwise.
+# switched off by `.eval()`. *Functions* are not: `F.dropout(w, 0.1)` and `F.scaled_dot_product_attention(..,
+# dropout_p=0.1)` always drop weights, in evaluation as well.
 
 # %%
 x = torch.randn(1, 4, 6, 16)  # [B, H, T, D]

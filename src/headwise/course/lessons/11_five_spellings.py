@@ -12,8 +12,8 @@ repairs: fused order k q v; fused qkv cut by view; weight not transposed; weight
 # `x @ w.T`).
 #
 # ## 1. Loops over everything
-# The first uses no tensors, only numbers: for each sequence, head, query and key. It is far too slow to use,
-# but every step is visible. A head is a range of channels.
+# The first implementation computes one number after the other, for each sequence, head, query and key. It is
+# far too slow to use, but every step is visible. A head is a range of channels.
 
 # %%
 import math
@@ -60,9 +60,10 @@ print(list(truth.shape))
 # %% [markdown]
 # ## 2. One fused projection
 # Three products with the same `x` equal one product with a matrix three times as tall. Many models store
-# their weights so, under names like `qkv`, `c_attn` or `in_proj`. Then q, k and v must be split again, and
-# the order of the split depends on how the weights are stored: `[3, H, D]` (all q, then all k, then all v) or
-# `[H, 3, D]` (head by head). Both have the same number of rows.
+# their weights in this way, under names like `qkv`, `c_attn` or `in_proj`. Then q, k and v must be split
+# again, and the order of the split depends on how the weights are stored: `[3, H, D]` (all q, then all k,
+# then all v) or `[H, 3, D]` (head by head). Both orders have the same number of rows, so the wrong one raises
+# no error.
 
 # %%
 
@@ -118,8 +119,9 @@ print("weights of one query, computed on request:", [round(w, 2) for w in ours(x
 # | `bte,ed->btd` | a linear layer on every position |
 # | `bhtd->bthd` | a transpose |
 #
-# With it, no split and no merge are needed: each head gets its own slice of the weights, `W_Q` of shape
-# `[H, E, D]`, and the head is one more letter. The scores of all heads, for example:
+# With einsum, no split and no merge are needed: each head has its own slice of the weights (`W_Q` has the
+# shape `[H, E, D]`), and the axis of heads is one more letter. The next cell computes the scores of all heads
+# in this way:
 
 # %%
 wq, wk, wv, wo = weights
@@ -222,8 +224,9 @@ assert all(torch.allclose(gradient, gradients[0], rtol=0, atol=1e-13) for gradie
 
 # %% [markdown]
 # ## Time
-# The numbers are equal, the times are not. Each bar is a ratio: the median of several runs, divided by that
-# of torch's kernel at the same size, on the machine that ran this page. The loops run at the small size only.
+# The five give equal numbers, but take different times. Each bar is a ratio: the median of several runs,
+# divided by that of torch's kernel at the same size, on the machine that ran this page. The loops run at the
+# small size only.
 
 # %%
 import time
@@ -291,10 +294,10 @@ for name, out in {"torch": by_torch, "headwise": by_headwise}.items():
 # %% question: Two new words attend to five, and both calls are causal. Why can the last word attend to 2 keys in torch's kernel and to 5 in headwise?
 # Causal means "no later key". With T = 2 and S = 5, one must also say which query is at the position of which
 # key. torch's `is_causal` aligns the *first* query with the first key, headwise the *last* query with the
-# last key, as generation needs it, where new words come at the end. With T = S both are the same, so a test
+# last key, which generation needs, since new words come at the end. With T = S both are the same, so a test
 # with equal lengths does not show the difference.
 
 # %% question: In float32 the five outputs differ in the last digits. Which one is right?
-# None exactly: they add the same numbers in different orders, and each order rounds differently. That is why
-# we compare in float64, where such differences shrink to about $10^{-16}$. A mistake does not shrink: it is
-# as large in float64 as in float32.
+# None of them exactly: they add the same numbers in different orders, and each order rounds differently. That
+# is why we compare in float64, where such differences shrink to about $10^{-16}$. The difference caused by a
+# mistake is as large in float64 as in float32.

@@ -7,10 +7,10 @@ repairs: causal shows the next; causal flipped; causal only in training
 """
 
 # %% [markdown]
-# No head is told what to do. What do the 32 heads of mini (4 layers of 8) do after training? The next cell
-# runs mini on a text that is not in its training data. headwise gives a head a label if a measured score is
-# above a threshold (`headwise.heads.LABELS`). *previous-token*, for example, means that at least half of the
-# weight is on the token just before.
+# Training does not prescribe what a head does. What do the 32 heads of mini (4 layers of 8) do after
+# training? The next cell runs mini on a text that is not in its training data. headwise gives a head a label
+# if a measured score is above a threshold (`headwise.heads.LABELS`). *previous-token*, for example, means
+# that at least half of the weight is on the token just before.
 
 # %%
 from collections import Counter
@@ -112,11 +112,11 @@ assert results["previous-token 1.5, 2.1"][1] > results["none"][1] + 3 > results[
 assert without < 0.3 * intact
 
 # %% [markdown]
-# Without the two induction heads mini hardly copies any more; without two other heads it does. Without the
-# *previous-token* heads, the induction heads no longer find the right token. The source repository measures
-# this on longer sequences (`python -m studies.probes`): there the loss on the second copy rises from 8.08 to
-# 12.67 without the previous-token heads. With two other heads of their layers off, the mean is 8.13 over 20
-# draws, and no draw is as bad. Both kinds work together, across layers:
+# Without the two induction heads mini hardly copies any more; without two other heads it still copies.
+# Without the *previous-token* heads, the induction heads no longer find the right token. The source
+# repository measures this on longer sequences (`python -m studies.probes`): there the loss on the second copy
+# rises from 8.08 to 12.67 without the previous-token heads. With two other heads of their layers off, the
+# mean is 8.13 over 20 draws, and no draw is as bad. Both kinds work together, across layers:
 #
 # 1. A previous-token head writes into each token which token came before it.
 # 2. A head of a later layer searches for that: its query is the current token, its keys contain the token
@@ -156,12 +156,12 @@ assert first_labels["broad"] == 32 and last_labels[None] > 16  # None: no label
 
 # %% [markdown]
 # Previous-token heads develop first. Induction heads follow, since they need them. (`life.plot()` draws every
-# head, and how many heads have which label: all begin as *broad*, and most never get another name.)
+# head, and how many heads have which label: all begin as *broad*, and at the end most have no label.)
 #
 # ## Heads that do nothing
 # In the prose above, head 3.0 has a different label: *sink*. Most of its weight is on the first token, which
-# says nothing about most words. The same head copies repeated tokens. What does it attend to when there is
-# nothing to copy? The plot of 3.0 shows it: above the line, the first column is dark.
+# is not related to most of the words. The same head copies repeated tokens. What does it attend to when there
+# is nothing to copy? The plot of 3.0 shows it: above the line, the first column is dark.
 
 # %%
 first_key = repeated_heads[3].map.dense()[:, 0, :, 0]  # [B, T]: weight of head 3.0 on the first key
@@ -187,16 +187,17 @@ assert prose.label.name == "sink" and first_copy > 3 * second_copy
 assert written < 0.5 * weight < 0.5 and rise_copy > 20 * rise_prose
 
 # %% [markdown]
-# A row of weights always sums to 1: softmax cannot express "nothing". So a head that finds nothing needs a
-# key that does no harm. The first token is such a key: it is visible to every query, and here its value is
-# small. It gets much weight, contributes little to the output, and switching the head off costs almost
-# nothing. **Such a sink is a head with nothing to do in this text.** In another text, the predictions may
-# depend on the same head.
+# A row of weights always sums to 1: softmax cannot give all keys a weight of 0. A head that finds no matching
+# key must still put its weight somewhere, and it changes the output least with a key whose value is small.
+# The first token is such a key: it is visible to every query, and here its value is small. It gets much
+# weight, contributes little to the output, and switching the head off costs almost nothing. **Such a sink is
+# a head with nothing to do in this text.** In another text, the predictions may depend on the same head.
 #
 # Sinks are common in larger models. On a text like this one 61 of the 270 heads of SmolLM2-135M are sinks,
 # more than all other labels together. MiniLM-L6, which is not causal, has special tokens, [CLS] and [SEP]: 3
 # of its 72 heads put most of their weight there (`python -m studies.claims`). But the weights alone do not
-# show that a head does nothing. Its contribution to the output does, and the loss without it.
+# show that a head does nothing. To see it, measure its contribution to the output, and the loss without the
+# head.
 
 # %% exercise: CausalSelfAttention
 """Self-attention as in mini: no token attends to a later one."""
@@ -268,7 +269,7 @@ class CausalSelfAttention(nn.Module):
 # only a later layer can read that. So it takes two layers, with a previous-token head in the earlier one.
 
 # %% question: A head puts two thirds of its weight on the first token. Is it useless, and how would you find out?
-# The weights alone cannot say. Measure its contribution to the output (in mini's 3.0, the first token has
-# most of the weight but gives less than half of the output). Above all, switch the head off on *several
+# The weights alone do not answer this. Measure its contribution to the output (in mini's 3.0, the first token
+# has most of the weight but gives less than half of the output). Above all, switch the head off on *several
 # kinds* of text: without 3.0 the loss hardly rises in prose, but rises strongly where tokens are repeated.
 # And check whether its label changes from text to text.

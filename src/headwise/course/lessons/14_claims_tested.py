@@ -7,12 +7,17 @@ repairs: weights transposed before v; softmax over heads; dropout in eval
 """
 
 # %% [markdown]
-# *Head 1 does syntax. The subject attends to its verb. 8 heads are common. If one fails, others compensate.*
-# Courses say such things without measuring them. This lesson measures them. Three questions decide most
-# claims:
+# Courses make claims such as these, and rarely measure them:
+#
+# - "Head 1 does syntax."
+# - "The subject attends to its verb."
+# - "8 heads are common."
+# - "If one head fails, others compensate."
+#
+# This lesson tests them. Three questions decide most claims about a head:
 #
 # 1. Is the head better than **the simplest rule** that needs no model, such as "the nearest noun before"?
-# 2. Is it so in **other sentences** than those in which it was found?
+# 2. Does the result hold in **other sentences**, which were not used to choose the head?
 # 3. Does the loss rise when it is **switched off**? (Lessons 12 and 13.)
 #
 # ## "Head 1 is syntax"
@@ -43,8 +48,8 @@ print(f"largest difference of the logits: {difference:.0e}")
 assert difference < 1e-3
 
 # %% [markdown]
-# The shuffled model computes the same. The number of a head says nothing; in another training run it would be
-# different. One can only ask whether *some* head does syntax.
+# The shuffled model computes the same. The number of a head has no meaning; in another training run it would
+# be different. One can only ask whether *some* head does syntax.
 #
 # ## "The subject attends to its verb"
 # A course page draws an arrow between *cat* and *ran* in this sentence. mini is causal, so we ask from *ran*:
@@ -154,8 +159,8 @@ assert counts[8] == 4 and counts[32] == 8 and len(PRESETS) == 36
 # 8 is the number in the paper of 2017.
 #
 # ## All claims
-# What is not measured above is from `python -m studies.claims`. Each number has beside it the simplest rule,
-# or the same model with random weights.
+# What is not measured above is from `python -m studies.claims`. Each number is compared with the simplest
+# rule, or with the same model with random weights.
 #
 # | the page says | measured | in | verdict |
 # |---|---|---|---|
@@ -169,12 +174,12 @@ assert counts[8] == 4 and counts[32] == 8 and len(PRESETS) == 36
 # | pronoun and its antecedent | 0.97; the first noun: 0.50 | MiniLM-L6 | **holds** |
 # | adjacent words | head 2.1 puts 0.92 on the token before; random weights: 0.03 | mini | **holds** |
 # | at least one head can focus on distant tokens | pronouns 5 words away and more: 0.98 of 60 cases | MiniLM-L6 | **holds** |
-# | each head learns a different pattern | two heads of a layer differ by 0.342 nats; random weights: 0.029 | mini | **holds in part**: some pairs do the same |
+# | each head learns a different pattern | mean Jensen-Shannon divergence of two heads of a layer: 0.342 nats; random weights: 0.029 | mini | **holds in part**: some pairs do the same |
 # | | heads with a label that says what the head attends to: 10 of 32 | mini | most have no name |
 # | | 7 of 270 | SmolLM2-135M | |
 # | a single head learns one kind of relation | 5 of 14 heads with a role have two or more | MiniLM-L6 | **wrong** |
-# | if one head fails, others compensate | 3 together +0.17, sum of single costs +0.19; the largest single cost +0.57 | mini | **wrong**, except for heads that do the same (lesson 12) |
-# | | 27 together +0.24, sum of single costs +0.21 | SmolLM2-135M | **holds in part** |
+# | if one head fails, others compensate | 3 heads off together: +0.17; sum of their single rises: +0.19; the largest single rise: +0.57 | mini | **wrong**, except for heads that do the same (lesson 12) |
+# | | 27 heads off together: +0.24; sum of their single rises: +0.21 | SmolLM2-135M | **holds in part** |
 # | more heads = richer | loss with 1 to 32 heads: 2.795, 2.775, 2.752, 2.771, 2.839, 2.944 | six models of one size | **up to 4**, not beyond (lesson 12) |
 # | 8 heads is common | 4 of 36; 32 heads: 8 of 36 | presets | **holds in part** |
 # | each head has d_model / h channels | 30 of 36 | presets | **holds in part** |

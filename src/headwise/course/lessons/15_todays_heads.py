@@ -7,14 +7,15 @@ repairs: groups repeated in wrong order; causal mask not shifted by the cache
 """
 
 # %% [markdown]
-# The layer of 2017 is still in use: project, split, attend, merge, project. What changed is around it,
-# because models now write long texts, one token at a time, and need all earlier tokens for each new one.
+# The layer of 2017 is still in use: project, split, attend, merge, project. Four changes have been made
+# since, because models now write long texts, one token at a time, and need all earlier tokens for each new
+# one.
 #
 # | change | what it changes | what it saves |
 # |---|---|---|
 # | grouped heads | several query heads share one head of keys and values | parameters, and memory per token |
 # | RoPE | queries and keys are rotated by their positions | a table of positions, which limits the length |
-# | sliding window | a query attends to itself and the few tokens before it | pairs, and memory beyond the window |
+# | sliding window | a query attends to itself and the few tokens before it | pairs of a query and a key, and the memory of tokens outside the window |
 # | KV cache | keys and values of earlier tokens are stored | nearly all of the work of each step |
 #
 # Each is one argument of `hw.MultiHeadAttention`. This lesson switches each on and counts what it saves.
@@ -47,7 +48,7 @@ for num_kv_heads in (8, 2, 1):
 # $T \times T$ weights do not shrink: there is still one map for each query head.
 #
 # The result is the same as with a copy of the keys and values for each query head of a group. Neighbouring
-# heads share: heads 0, 1, 2, 3 use the first head of keys, heads 4, 5, 6, 7 the second.
+# heads form a group: heads 0, 1, 2, 3 use the first head of keys, heads 4, 5, 6, 7 the second.
 
 # %%
 q = torch.randn(1, 8, 5, 64)  # [B, H, T, D]
@@ -109,10 +110,10 @@ band = torch.stack([windowed[i, i - 3 : i + 1] for i in range(3, 16)])  # [13, 4
 assert torch.allclose(band, band[:1].expand_as(band), atol=1e-6)  # every row is the same
 
 # %% [markdown]
-# Without positions all visible tokens have the same weight: 1, then halves, thirds, quarters. With RoPE
-# nearer tokens get more, depending on the distance alone. (They get more because queries and keys are equal
-# here. A trained head can also learn to attend to the token three back.) With the window, tokens further back
-# are hidden, and every full row is the row above, shifted by one.
+# Without positions all visible tokens have the same weight: 1 in the first row, 1/2 in the second, 1/3 in the
+# third. With RoPE nearer tokens get more, depending on the distance alone. (They get more because queries and
+# keys are equal here. A trained head can also learn to attend to the token three back.) With the window,
+# tokens further back are hidden. From the fifth row on, every row equals the row above, shifted by one.
 #
 # With a window, a model can still use tokens further back: each layer reads what the layer before has written
 # into the tokens. Three layers with a window of 4 reach 3 times 3 tokens back. Gradients show exactly on
@@ -130,7 +131,7 @@ print(reached)
 assert sum(reached) == 3 * (4 - 1) + 1
 
 # %% [markdown]
-# ## The KV cache: step by step equals all at once
+# ## The KV cache: the same outputs, token by token
 # To write a text, a model runs once per token. In a causal layer, an earlier token never attends to a later
 # one, so its key and value never change. They can be computed once and stored. Each new token then needs one
 # row of queries, keys and values, and attends to all stored keys.
@@ -168,8 +169,8 @@ print(ring, f"{ring.nbytes:,} bytes")
 # %% [markdown]
 # Courses often stop at the layer of 2017, with as many heads of keys as of queries, and one call for the
 # whole text. That is right for BERT and for training. For a model that writes, the memory per token limits
-# the length of a text and the number of users. The next cell computes it for Llama 3 8B and a text of 131,072
-# tokens:
+# the length of a text and the number of texts that can be written at the same time. The next cell computes it
+# for Llama 3 8B and a text of 131,072 tokens:
 
 # %%
 from headwise.nn.presets import find
@@ -255,7 +256,8 @@ with torch.no_grad():
 # 2 (keys and values) times 32 layers times 8 heads times 128 channels times 2 bytes is 128 KiB per token. It
 # does not save the work of attention: 32 heads still compute 32 rows of weights per token.
 
-# %% question: RoPE rotates a key once, before it enters the cache. Why need it not be rotated again as the text grows?
+# %% question: RoPE rotates a key once, before it enters the cache. Why does it not need to be rotated again as the text grows?
 # It was rotated by its own position, which does not change. Each new query is rotated by its own position,
 # and the dot product of the two depends on the difference alone, so the distance is right for every later
-# query. That is also why scalings of RoPE whose angles change with the length of the text do not fit a cache.
+# query. This is also why a cache cannot be used with scalings of RoPE whose angles change with the length of
+# the text.

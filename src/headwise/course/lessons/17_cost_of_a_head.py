@@ -8,8 +8,8 @@ repairs: softmax over the whole map; divided by another row's sum
 
 # %% [markdown]
 # Courses say that "all heads compute simultaneously", as if heads cost nothing. Each head costs work
-# (multiplications and additions, FLOPs), memory and time. Let $H$ heads have width $d$, over $T$ tokens, with
-# $d_\text{model} = H d$. A product of a $[n, m]$ and an $[m, p]$ matrix counts as $2nmp$ FLOPs:
+# (multiplications and additions, FLOPs), memory and time. Let there be $H$ heads of width $d$ and $T$ tokens,
+# with $d_\text{model} = H d$. A product of a $[n, m]$ and an $[m, p]$ matrix counts as $2nmp$ FLOPs:
 #
 # | step | FLOPs, all heads | numbers computed |
 # |---|---|---|
@@ -17,8 +17,8 @@ repairs: softmax over the whole map; divided by another row's sum
 # | scores $QK^\top$ | $2 \, T^2 d_\text{model}$ | $H \, T^2$ |
 # | weights times $V$ | $2 \, T^2 d_\text{model}$ | $T \, d_\text{model}$ |
 #
-# One head costs one $H$th of each row. With $d_\text{model}$ fixed, more heads need no more FLOPs, but more
-# numbers: one map each.
+# One head costs one $H$th of each row. With $d_\text{model}$ fixed, the number of FLOPs does not depend on
+# the number of heads. The numbers computed do: each head has its own $T^2$ weights.
 #
 # To check these formulas, the next cell counts while torch computes:
 
@@ -76,11 +76,12 @@ with Meter() as more_heads:
 assert more_heads.flops == attending.flops and more_heads.largest == 4 * attending.largest
 
 # %% [markdown]
-# ## From which length on weights cost more
-# Both parts are equal at $8 T d_\text{model}^2 = 4 T^2 d_\text{model}$, that is at $T = 2 d_\text{model}$.
-# With fewer heads of keys ($H_k$, lesson 15) projections cost less, and the two are equal at
-# $T = d_\text{model} (1 + H_k / H)$. In a causal layer, a kernel that skips hidden pairs does half of the
-# quadratic work, so the length is twice as large. For real models:
+# ## The length from which on the weights cost more
+# The projections and the part that grows with $T^2$ need equal work if
+# $8 T d_\text{model}^2 = 4 T^2 d_\text{model}$, that is at $T = 2 d_\text{model}$. With fewer heads of keys
+# ($H_k$, lesson 15) projections cost less, and the two are equal at $T = d_\text{model} (1 + H_k / H)$. In a
+# causal layer, a kernel that skips hidden pairs does half of the quadratic work, so the length is twice as
+# large. For real models:
 
 # %%
 from headwise.nn.presets import find
@@ -93,8 +94,8 @@ for name in ("bert-base", "gpt2-small", "llama2-7b", "llama3-8b", "gpt3"):
         assert (length, 2 * length) == (5120, 10240)
 
 # %% [markdown]
-# For a sentence or a page, the quadratic part does not matter: the projections cost more (and the
-# feed-forward network, which is not counted here). For a book, it is nearly all of the cost of the layer.
+# For a sentence or a page, the quadratic part is small: the projections cost more, and so does the
+# feed-forward network, which is not counted here. For a book, it is nearly all of the cost of the layer.
 #
 # Is the same true of time? The next cell measures medians of repeated runs on the machine that ran this page:
 
@@ -146,9 +147,9 @@ for name, times in measured.items():
     print(f"{name}: {lengths[-1]} tokens take {times[-1] / times[-2]:.1f} times as long as {lengths[-2]}")
 
 # %% [markdown]
-# FLOPs are exact, times depend on the machine: small products do not use all of it, and a matrix larger than
-# the processor's cache is slow to write and read. So the matrix can cost more time than its FLOPs suggest,
-# and a kernel that never writes it can be faster with the same number of FLOPs.
+# FLOPs are exact, times depend on the machine: small products do not use all units of the processor, and a
+# matrix larger than the processor's cache is slow to write and read. So the matrix can cost more time than
+# its FLOPs suggest, and a kernel that never writes it can be faster with the same number of FLOPs.
 #
 # ## Memory: 131,072 tokens
 # The weights are the largest tensor that a layer can compute. For one sequence, 32 heads, in bfloat16:
@@ -161,9 +162,9 @@ print(f"output of that layer: {output / 2**30:.0f} GiB")
 assert matrix == 1024 * output
 
 # %% [markdown]
-# For one layer, that is a thousand times its output. No machine stores that. One row of weights needs only
-# its query and the keys, so headwise returns a map that computes the rows you ask for. The next cell makes a
-# map of two heads over 131,072 tokens on this machine:
+# For one layer, the weights are 1,024 times as large as its output, too large for the memory of any GPU. One
+# row of weights needs only its query and the keys, so headwise returns a map that computes the rows you ask
+# for. The next cell makes a map of two heads over 131,072 tokens on this machine:
 
 # %%
 q, k = torch.randn(2, 1, 2, T, 16)  # [B, H, T, D] each
@@ -181,7 +182,7 @@ except hw.errors.BudgetExceeded as error:
 #
 # ## What a pruned head saves
 # Pruning a head removes its rows of $W_Q$, $W_K$, $W_V$ and its columns of $W_O$, its share of the work, and
-# its keys and values in the cache. In mini, the small model inside headwise:
+# its keys and values in the cache. The next cell prunes two heads of mini, the small model inside headwise:
 
 # %%
 model, _, _ = hw.models.load("mini")
@@ -204,9 +205,9 @@ print("bytes of cache per token, by layer:", cache, "->", cache_bytes())
 # they are. Where heads share keys and values, pruning a query head saves no cache unless its whole group is
 # pruned.
 #
-# Which head is pruned matters more than how many. In mini 22 of 32 heads, each switched off alone, raise the
-# loss by at most 0.035 nats (it is 3.50); the worst raises it by 0.57 ("What heads do, measured" in the
-# documentation). "If one fails, others compensate" is true of many heads, not of all.
+# How much the loss rises depends on which head is pruned. In mini 22 of 32 heads, each switched off alone,
+# raise the loss by at most 0.035 nats (it is 3.50); the worst raises it by 0.57 ("What heads do, measured" in
+# the documentation). "If one fails, others compensate" is true of many heads, not of all.
 #
 # The exercise saves memory by computing a few queries at a time. Each row of weights is independent of the
 # others, so the result is the same and needs only a small part of the matrix.
@@ -265,9 +266,10 @@ print(f"largest result: {textbook.largest:,} numbers; in chunks {in_chunks.large
 # (computed above). For shorter texts, leaving out pairs can save less than half of the layer's work.
 
 # %% question: Attention in chunks never stores the T x T matrix. Is its cost linear in the length?
-# Its memory is: chunk times T numbers at a time, and less with chunks of keys, too. Its work is not: every
-# query is still compared with every key, $4 T^2 d_\text{model}$ FLOPs as before. Only leaving out pairs, with
-# a window for example, makes the work linear, and that computes a different function.
+# Its memory is linear: chunk times T numbers at a time, and even fewer if the keys are cut into chunks, too.
+# Its work is not linear: every query is still compared with every key, $4 T^2 d_\text{model}$ FLOPs as
+# before. Only leaving out pairs, with a window for example, makes the work linear, and that computes a
+# different function.
 
 # %% [markdown]
 # You now know what a head is, what it does, and what it costs. To look at the heads of your own model:

@@ -53,7 +53,7 @@ def cannot(scores: Tiled) -> str | None:
         return "these weights were given, not computed: there is no q and k to go back to"
     q = scores.q
     if q.device.type != "cuda" and not interpreted():
-        return f"it runs on cuda, the tensors are on {q.device.type}"
+        return f"it supports cuda only; the tensors are on {q.device.type}"
     if q.dtype not in DTYPES:
         return f"it takes bfloat16, float16 and float32, not {str(q.dtype).removeprefix('torch.')}"
     if not q.shape[0]:

@@ -1,4 +1,4 @@
-"""torch's own class, to the letter, and what puts it in its place."""
+"""torch's own class with the same arguments, results and errors, and functions that replace it in a model."""
 
 from .adoption import Adopted, adopt, restore
 from .module import MultiheadAttention

@@ -1,4 +1,4 @@
-"""`MultiheadAttention`: torch's class to the letter, with faster implementations.
+"""`MultiheadAttention`: torch's class with the same arguments, results and errors, implemented faster.
 
 `forward` tries in this order: torch's own forward for what is not ours; torch's own operator for small
 self-attention without gradients (`native`); one step of autograd for plain calls (`in_one_step`); and head by
