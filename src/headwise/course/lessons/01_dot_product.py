@@ -1,6 +1,6 @@
 """The dot product and its scale.
 
-idea: a dot product measures how well two vectors agree; divided by sqrt(d), it is on one scale at any width d
+idea: a dot product measures how well two vectors agree; divided by sqrt(d), its scale does not depend on d
 minutes: 8
 level: junior
 repairs: no scale; scale by d_k

@@ -1,6 +1,6 @@
 """Five implementations.
 
-idea: loops, einsum, a fused projection, torch's kernel and headwise compute one function; float64 shows it
+idea: loops, einsum, a fused projection, torch's kernel and headwise compute the same function
 minutes: 8
 level: data scientist
 repairs: fused order k q v; fused qkv cut by view; weight not transposed; weights transposed before v

@@ -156,7 +156,7 @@ print(f"trained {trained_diversity.number:.2f}, untrained {random_diversity.numb
 assert trained_diversity.number > 5 * random_diversity.number
 
 # %% [markdown]
-# Nothing in the loss asks heads to differ. With random weights all attend almost uniformly; after training
+# The loss does not require heads to differ. With random weights all attend almost uniformly; after training
 # they differ.
 #
 # ## If one head fails, do others compensate?
@@ -308,8 +308,9 @@ for mha in (eight, sixteen, wide):
 # %% question: A model of width 512 changes from 8 heads to 16. How do d_k and the number of parameters change? What if d_k stays 64?
 # $d_k$ halves from 64 to 32. Every projection keeps its size (262,656 with its bias), since 8 × 64 = 16 × 32
 # = 512. If $d_k$ stays 64, the projections of queries, keys and values have 16 × 64 = 1024 output channels
-# and twice the parameters (525,312 each), and $W_o$ maps 1024 channels back to 512. Some models are built so:
-# in 6 of the 36 in `headwise presets`, the widths of all heads do not add up to the width of the model.
+# and twice the parameters (525,312 each), and $W_o$ maps 1024 channels back to 512. Some models are built in
+# this way: in 6 of the 36 in `headwise presets`, the widths of all heads do not add up to the width of the
+# model.
 
 # %% question: You switch off each of 32 heads alone, and for 20 of them the loss hardly changes. May you remove these 20?
 # Not on this evidence. The rise of the loss without a single head does not show the rise without several: if
