@@ -176,8 +176,8 @@ def markdown(results: Results) -> str:
         "",
         further_table(results),
         "",
-        f"The attention layers of {len(PRESETS)} well-known models (`headwise presets`). \"32 in 8\" means that 8 models "
-        "have 32 heads per layer:",
+        f"The attention layers of {len(PRESETS)} well-known models (`headwise presets`). "
+        '"32 in 8" means that 8 models have 32 heads per layer:',
         "",
         *(f"- {line}" for line in distribution(PRESETS.values())),
     ]

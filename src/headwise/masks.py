@@ -102,14 +102,15 @@ class Mask(RuleFacts):
 
     A mask holds a few numbers and small tensors; `full` returns the [T, S] matrix and `tile` any part of it.
     `~` and `|` return a mask if a single rule can express the result (causal, dense, bool padding). Otherwise
-    they raise, and the message says what to write instead. Two masks are
-    equal (`==`) if their rules have equal numbers and tensors of equal values.
+    they raise, and the message says what to write instead. Two masks are equal
+    (`==`) if their rules have equal numbers and tensors of equal values.
 
     In `mask & tensor`, as in `mask=`, True or 1 means may attend, and a tensor with two dimensions is read as
     [T, S]. A tensor whose values suggest another meaning raises `MaskError`: a causal mask with True =
     hidden, as torch writes it (for two queries or more); or a [T, S] tensor that could be a padding mask
-    [B, S], if the batch may have as many sequences as there are queries. `Mask.dense(tensor)` accepts any values. Values
-    are checked only in eager mode on a CPU, since reading them from a GPU would force a synchronization.
+    [B, S], if the batch may have as many sequences as there are queries. `Mask.dense(tensor)` accepts any
+    values. Values are checked only in eager mode on a CPU, since reading them from a GPU would force a
+    synchronization.
 
     Example:
         >>> m = Mask.causal() & Mask.window(2)
