@@ -389,3 +389,19 @@ def test_behaviour_that_no_plain_call_shows_is_named(
     report = check_file(WILD / f"{file}.py", template=one_template)
     assert [named.key for named in report.faults] == ([] if fault is None else [fault])
     assert report.ok == (fault is None)
+
+
+def test_heads_mixed_by_rows_of_negative_sums_are_right(tmp_path: Path, one_template: Template) -> None:
+    """Negated, such a matrix hides keys in either order: the right order was taken for the wrong one."""
+    source = (WILD / "talking_heads.py").read_text("utf-8")
+    changed = source.replace(
+        "s = self.mix_scores(s.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)",
+        's = torch.einsum("bhts,gh->bgts", s, self.P)',
+    ).replace(
+        "self.mix_scores = nn.Linear(heads, heads, bias=False)",
+        "self.P = nn.Parameter(-torch.ones(heads, heads) - torch.rand(heads, heads))",
+    )
+    assert changed.count("self.P") == 2
+    (tmp_path / "negative.py").write_text(changed, "utf-8")
+    report = check_file(tmp_path / "negative.py", template=one_template)
+    assert not report.faults and report.verdict != "wrong", str(report)

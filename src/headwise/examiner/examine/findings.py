@@ -424,8 +424,8 @@ def _hidden_before_mixing(caller: Caller, evidence: Evidence) -> Iterator[Findin
     With a matrix whose rows have positive sums, the hidden scores stay low.
     """
     mixer = next((x.tensors["before"] for x in evidence.designs if "before" in x.tensors), None)
-    if mixer is None or not isinstance(caller.subject.body, nn.Module):
-        return
+    if mixer is None or not bool((mixer.sum(1) > 0).any()) or not isinstance(caller.subject.body, nn.Module):
+        return  # without such a row the negated matrix hides as well as the right order does
     body = copy.deepcopy(caller.subject.body)
     mask = some_mask(caller)
     for parameter in body.parameters():
