@@ -240,7 +240,7 @@ def test_a_cache_that_gives_what_all_at_once_gives_is_said_to() -> None:
     (finding,) = (finding for finding in report.findings if finding.name == "cache")
     assert (finding.verdict, finding.detail) == (
         "right",
-        "step by step with its cache gives what it gives at once",
+        "the outputs step by step with its cache equal those of one call",
     )
 
 

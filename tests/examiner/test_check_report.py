@@ -165,12 +165,13 @@ def test_a_right_one_is_short_and_happy(show: Rendering) -> None:
         "queries W_q.weight",
         "output W_o (stored as [in, out])",
         "identified by names and gradients",
-        "input left unmodified",
+        "the same bits before and after",
         "Differences that are not mistakes",
         "q is scaled before the product",
         "Could not be judged",
         "masks: it takes none",
-        "in mha.py in 1.3 s, with these protections: user namespace, Landlock 6, limits.",
+        "in mha.py in 1.3 s, with these protections: no rights over the system, "
+        "other files blocked (Landlock, version 6), limits of time and memory.",
     ):
         assert words in text
     assert "✗" not in text

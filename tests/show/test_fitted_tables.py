@@ -72,7 +72,7 @@ def shown(table: object, width: int, **options: object) -> str:
 
 def left_out(text: str) -> set[str]:
     """The columns that the line below names."""
-    match = re.search(r"Left out: (.*?)\. A terminal of", " ".join(text.split()))
+    match = re.search(r"Columns not shown: (.*?)\. Make the terminal", " ".join(text.split()))
     return set(match[1].split(", ")) if match else set()
 
 
@@ -119,9 +119,9 @@ def test_what_is_left_out_is_there_at_the_width_that_is_named() -> None:
         heads = drawn(seed, paths=seed % 2 == 1)
         for table in (heads_table(heads), layers_table(heads), presets_table(PRESETS.values())):
             text = " ".join(shown(table, 30).split())
-            (enough,) = map(int, re.findall(r"A terminal of (\d+) columns has room for all; \S+", text))
-            assert "Left out" not in shown(table, enough)
-            assert "Left out" in shown(table, enough - 1)
+            (enough,) = map(int, re.findall(r"Make the terminal (\d+) columns wide, or use \S+", text))
+            assert "Columns not shown" not in shown(table, enough)
+            assert "Columns not shown" in shown(table, enough - 1)
 
 
 def test_more_room_never_shows_less() -> None:
@@ -146,9 +146,9 @@ def test_at_40_columns_a_table_of_heads_is_this() -> None:
         "    0    0 previous-token (0.93)    0.50",
         "    0    1 mixed                 1234.57",
         "",
-        "Left out: distance, previous. A terminal",
-        "of 60 columns has room for all; --json",
-        "and to_pandas() have every number.",
+        "Columns not shown: distance, previous.",
+        "Make the terminal 60 columns wide, or",
+        "use --json or to_pandas().",
     ]
     assert [line.rstrip() for line in shown(heads_table(heads), 20).splitlines()][:4] == [
         "layer 0, head 0,",

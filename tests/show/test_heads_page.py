@@ -647,6 +647,14 @@ def test_a_page_opens_on_the_head_with_the_strongest_label() -> None:
     assert of(heads, chosen=[("b", 0)]).data["start"] == {"layer": 1, "head": 0, "comparison": False}
 
 
+@pytest.mark.parametrize(("reach", "words"), [(8, "at most 8 positions"), (3, "at most 3 positions")])
+def test_the_definition_of_local_names_the_distance_that_was_measured(reach: int, words: str) -> None:
+    heads = Heads()
+    heads.add("a", record(previous(5)[None, None], names=("local",), reach=reach))
+    (local,) = [each for each in of(heads).data["statistics"] if each["name"] == "local"]
+    assert words in local["sentence"]
+
+
 def test_a_page_of_two_texts_opens_on_their_comparison() -> None:
     before, after = on_text("the nurse said he left", 0), on_text("the nurse said she left", 1)
     most = before.changes(after).all[0]

@@ -265,7 +265,7 @@ def test_words_without_a_partner_are_not_compared(browser: Browser, tmp_path: Pa
     while row != alone[-1]:
         page.press(*(("ArrowDown", 40) if row < alone[-1] else ("ArrowUp", 38)))
         row, keys = row_read(page, "flip")
-    assert "only one of the texts has this token" in page.text("#panel-flip .pm-said")
+    assert "only one of the two texts, so it has no change" in page.text("#panel-flip .pm-said")
     assert all(
         cells[0] == cells[2] == "no such token" for cells in keys.values()
     )  # the second text alone has it

@@ -173,7 +173,7 @@ function open(app: App): OpenView {
         "Difference: ",
         el("strong", { id: "compare-distance" }, `${fixed(number)} nats`),
         ` (Jensen-Shannon divergence of the weights, averaged over rows; 0 = the same weights, ${fixed(MOST, 2)} = no key in common` +
-          `${hidden ? "; computed from pooled maps, which makes it smaller" : ""}).`,
+          `).${hidden ? " The maps are pooled; the divergence of the exact maps is larger." : ""}`,
       );
       const part = (one: Cells, row: number) =>
         one.values.subarray(row * one.columns, (row + 1) * one.columns);

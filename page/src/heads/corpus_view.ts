@@ -94,7 +94,7 @@ function numbers(head: CorpusHeadData): HTMLElement {
     "div",
     null,
     el("h4", null, "Statistics over documents"),
-    el("p", { class: "quiet" }, `Labels, with their share of documents: ${labels}.`),
+    el("p", { class: "quiet" }, `Share of documents in which the head has each label: ${labels}.`),
     el(
       "div",
       { class: "table-room", role: "region", "aria-label": "Statistics over documents", tabindex: 0 },

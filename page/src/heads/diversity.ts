@@ -13,7 +13,7 @@ const EDGE = 34;
 
 export const diversityView: View = {
   id: "diversity",
-  title: "How heads differ",
+  title: "Differences between heads",
   there: (app) =>
     app.sources.some((source) => source.alive) ||
     app.data.sources.some((source) =>
@@ -69,7 +69,7 @@ function open(app: App): OpenView {
     const layer = source.layers[app.state.layer];
     const [distances, between] = await Promise.all([call?.distances() ?? null, call?.cosines() ?? null]);
     if (!here()) return;
-    title.textContent = `The heads of ${layer.name}${app.sources.length > 1 ? `, ${source.title}` : ""}`;
+    title.textContent = `Differences between the heads of ${layer.name}${app.sources.length > 1 ? `, ${source.title}` : ""}`;
     const pairs = distances === null ? [] : pairsOf(distances);
     for (const room of [table, points]) room.hidden = pairs.length === 0;
     cosines.hidden = between === null;

@@ -112,7 +112,9 @@ function open(app: App): OpenView {
       if (!places || !together.exact) return "";
       if (row === most) return `change ${fixed(moved.largest, 3)} nats`; // as measured; the page's weights are rounded
       const apart = placeDivergence(shown[0].cells, shown[1].cells, row, places.keys);
-      return Number.isNaN(apart) ? "only one of the texts has this token" : `change ${fixed(apart, 3)} nats`;
+      return Number.isNaN(apart)
+        ? "this token is in only one of the two texts, so it has no change"
+        : `change ${fixed(apart, 3)} nats`;
     };
     maps.show(shown, rows, columns, together.exact ? Math.max(most, 0) : 0);
   }

@@ -57,7 +57,8 @@ function columnsOf(app: App): Column[] {
     columns.push({
       name: "roles",
       title: "roles",
-      about: "relations between words that the head attends along, and the share of cases",
+      about:
+        "relations between words: the head attends from a word to its related word in this share of cases",
       value: (head) => roles(head)[0]?.share ?? null,
       text: (head) =>
         roles(head)

@@ -258,7 +258,7 @@ export function oneHeadPanel(app: App): HTMLElement {
       written ? WRITTEN : "",
       call.leftOut > 0 ? `${counted(call.leftOut)} padded positions are not shown.` : "",
       written && zoomed !== null && call.hasFiner(state.head)
-        ? "Finer cells are available for plain weights only."
+        ? "Finer cells are available for the weights only, not for weights × ‖v W_O‖."
         : "",
     ];
     explained.textContent = notes.filter((note) => note !== "").join(" ");

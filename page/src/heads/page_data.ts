@@ -186,7 +186,7 @@ export interface CorpusNumberData {
 
 export interface MoverData {
   document: string;
-  said: string; // "entropy 0.12, 4.1 spreads below its mean"
+  said: string; // "entropy 0.12: 4.1 standard deviations below the mean of this head over documents, 0.50"
   place: string; // "from 'because' (16) to 'mat' (9)", "" for none
 }
 

@@ -61,7 +61,7 @@ export function wallControls(app: App, place: HTMLElement): (offered: Measure[],
     {
       class: "role-note",
       title:
-        "Attends from a word to a related word, such as a verb to its object, more often than every simple rule",
+        "Attends from a word to its related word, such as from a verb to its object, more often than every simple rule, such as “always the word before”, points to it",
     },
     el("span", { class: "role" }),
     "has a role",
@@ -91,7 +91,7 @@ export function wallControls(app: App, place: HTMLElement): (offered: Measure[],
       name === "label" || offered.some((measure) => measure.name === name) ? name : other;
     offer(
       colour,
-      [{ name: "maps", title: "maps", group: "" }, label, ...all],
+      [{ name: "maps", title: "attention maps", group: "" }, label, ...all],
       available(state.colour, "maps"),
     );
     offer(

@@ -340,7 +340,7 @@ def _counted(count: int, noun: str) -> str:
 
 SHOWN = ("entropy", "distance", "first", "previous", "itself", "induction")
 ORDERS = ("dependence", "share", "layer")
-ELSEWHERE = "summary-*.parquet and to_pandas() have every number"
+ELSEWHERE = "summary-*.parquet or to_pandas()"
 NAMED = 6  # heads in a sentence
 
 
@@ -584,8 +584,8 @@ def _mover_data(mover: Mover, head: HeadSummary) -> dict[str, str]:
         side = "above" if mover.spreads > 0 else "below"
         mean = head.statistics[mover.statistic].mean
         text = (
-            f"{title} {mover.value:.2f}, {abs(mover.spreads):.1f} standard deviations {side} its mean "
-            f"{mean:.2f}"
+            f"{title} {mover.value:.2f}: {abs(mover.spreads):.1f} standard deviations {side} the mean of "
+            f"this head over documents, {mean:.2f}"
         )
     place = ""
     if mover.place is not None:

@@ -18,8 +18,8 @@ def line_in_words(line: int | None, cell: int | None = None) -> str:
 
 
 def largest_difference(error: float) -> str:
-    """Return "no difference", or "largest difference 3e-16"."""
-    return f"largest difference {error:.0e}" if error else "no difference"
+    """Return "largest difference 3e-16"; 0 without an exponent."""
+    return f"largest difference {error:.0e}" if error else "largest difference 0"
 
 
 @dataclass

@@ -396,6 +396,20 @@ def _report_crashes(report: Report, evidence: Evidence) -> None:
                 report.faults.append(_named(fault, detail, evidence, problem.line))
 
 
+# What a pair of channels (a, b) becomes, by the number of the design that is not that of a rotation.
+FORMULAS_OF_PAIRS = {
+    "cosines for sines": "(a cos - b cos, a cos + b cos)",
+    "first sign": "(a cos + b sin, a sin + b cos)",
+    "second sign": "(a cos - b sin, -a sin + b cos)",
+}
+
+
+def _formula_of_pairs(fault: Fault, evidence: Evidence) -> str:
+    """Return what the wrong rotation of this fault computes; "" for any other fault."""
+    numbers = [name for design in evidence.designs if design.fault == fault.key for name in design.numbers]
+    return next((FORMULAS_OF_PAIRS[name] for name in numbers if name in FORMULAS_OF_PAIRS), "")
+
+
 def _report_findings(report: Report, evidence: Evidence) -> None:
     """Add findings that are known faults, unless they follow from a fault that is already reported."""
     for finding in evidence.findings:
@@ -432,6 +446,7 @@ def _report_findings(report: Report, evidence: Evidence) -> None:
             finding.verdict = "remark" if fault.remark else "consequence"  # reported already
         else:
             named = _named(fault, finding.detail, evidence, finding.line)
+            named.formula = _formula_of_pairs(fault, evidence) or named.formula
             if fault.alone:
                 report.faults = []  # for a module of this shape they explain nothing
             (report.remarks if fault.remark else report.faults).append(named)
@@ -504,8 +519,8 @@ def _doubt(report: Report, evidence: Evidence, diagnosis: Diagnosis | None) -> s
     if more is not None or evidence.beside:
         extra = more[0] if more is not None else ", ".join(evidence.beside[:3])
         return (
-            f"{report.name} differs from plain multi-head attention, and contains something that headwise "
-            f"does not know ({extra}), which may be the reason"
+            f"{report.name} contains {extra}, which headwise does not know; perhaps for this reason its "
+            "output differs from that of multi-head attention"
         )
     return None
 
@@ -531,7 +546,8 @@ def _report_limits(report: Report, evidence: Evidence) -> None:
         return
     if conventions.self_only:
         report.not_judged.append(
-            "swapped projections: queries, keys and values have the same input, so a swap changes nothing"
+            "swapped projections: queries, keys and values are computed from one input, so code with swapped "
+            "projections differs only in the names of the weights"
         )
     if conventions.mask_argument is None and not conventions.always_causal:
         report.not_judged.append("masks: it takes no mask")

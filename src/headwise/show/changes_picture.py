@@ -362,7 +362,7 @@ def _bars(figure: Figure, sheet: Sheet, of_kind: dict[bool, Axes]) -> None:
 
 def changes_table(changes: Changes, top: int | None = 10) -> HeadsTable:
     """Return a row per head: mean and largest change, the token of the largest, its label on each text."""
-    table = empty_table(title_of(changes), elsewhere="Changes.all has every number")
+    table = empty_table(title_of(changes), elsewhere="Changes.all")
     table.add("head", least=0)
     table.add("mean\nchange", "mean change")
     table.add("largest\nchange", "largest change", rank=1)

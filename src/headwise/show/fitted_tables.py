@@ -144,8 +144,8 @@ class FittedTable(Table):
         every = range(len(self.columns))
         needed = sum(self._widths(index, texts[index], headers[index])[1] + 1 for index in every) - 1
         needed += 2 if self.box and needed + 2 >= NARROW else 0
-        note = f"Left out: {', '.join(out)}. A terminal of {needed} columns has room for all"
-        return note + (f"; {self.elsewhere}." if self.elsewhere else ".")
+        note = f"Columns not shown: {', '.join(out)}. Make the terminal {needed} columns wide"
+        return note + (f", or use {self.elsewhere}." if self.elsewhere else ".")
 
     def _widths(self, index: int, cells: list[Text], header: Text) -> tuple[int, int, int]:
         """Return the least width of a column, the width to read it well, and its full width."""

@@ -45,6 +45,7 @@ from .page_readings import (
     Finer,
     Reading,
     Texts,
+    View,
     call_data,
     check_finer,
     flips,
@@ -69,6 +70,7 @@ LONGEST_TEXT = 2000  # characters
 OF_NO_LABEL = "#6b6f76"
 NOTEBOOK = 4 * 2**20  # letters of a page that a notebook is given
 COARSER = 64  # cells a side, of one that would be larger
+NEAR = 8  # positions away, in the definitions of `local` and `locality`
 TALL = 860  # of the frame, in dots of the screen
 
 
@@ -178,7 +180,7 @@ def page_data(
         "sources": page_sources,
         "texts": [list(names) for names in texts],
         "labels": _labels(),
-        "statistics": _statistics(page_sources, training),
+        "statistics": _statistics(page_sources, training, _reaches(views, alive is not None)),
         "flips": compared,
         "effects": None if effects is None else _of_shown(effects.to_page(heads, batch), sources[0][0]),
         "corpus": over,
@@ -349,7 +351,15 @@ def _labels() -> list[dict[str, Any]]:
     return [*entries, {"name": MIXED, "colour": OF_NO_LABEL} | none]
 
 
-def _statistics(sources: list[dict[str, Any]], training: Specialisation | None) -> list[dict[str, Any]]:
+def _reaches(views: list[View], alive: bool) -> str:
+    """Return the largest distances that counted as near, "8" or "4 or 8"; the page itself counts 8."""
+    reaches = {record.reach for view in views for record in view.calls} | ({NEAR} if alive else set())
+    return " or ".join(map(str, sorted(reaches or {NEAR})))
+
+
+def _statistics(
+    sources: list[dict[str, Any]], training: Specialisation | None, reaches: str
+) -> list[dict[str, Any]]:
     """Return title and definition of every statistic of the heads, and of what was measured in training."""
     readings = [reading for source in sources for reading in source["readings"]]
     measured = dict.fromkeys(
@@ -359,7 +369,12 @@ def _statistics(sources: list[dict[str, Any]], training: Specialisation | None) 
         measured |= dict.fromkeys([*training.statistics, *training.roles])
     order = [*(name for name in IN_WORDS if name in measured), *(n for n in measured if n not in IN_WORDS)]
     return [
-        {"name": name, "title": title, "sentence": sentence, "share": name in WEIGHTS or " > " in name}
+        {
+            "name": name,
+            "title": title,
+            "sentence": sentence.replace(f"{NEAR} positions", f"{reaches} positions"),
+            "share": name in WEIGHTS or " > " in name,
+        }
         for name in order
         for title, sentence in [IN_WORDS.get(name) or _own_words(name)]
     ]

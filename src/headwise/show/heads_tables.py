@@ -54,7 +54,7 @@ STAY = (  # in a narrow table the last of these make room first, and then what i
     "entropy", "distance", "first", "previous", "itself", "next", "confidence", "induction", "effective_keys",
 )  # fmt: skip
 ORDERS = ("label", "layer", "head")
-ELSEWHERE = "--json and to_pandas() have every number"
+ELSEWHERE = "--json or to_pandas()"
 
 Chosen = Sequence[tuple[Layer, int]]
 

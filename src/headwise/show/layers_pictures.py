@@ -44,19 +44,19 @@ MEANINGS = {
     "entropy": "entropy (nats): 0 = one key, higher = more keys",
     "effective_keys": "effective keys: exp(entropy)",
     "confidence": "confidence: largest weight of a query",
-    "distance": "distance: mean distance of keys, in tokens",
-    "first": "first: weight on the first token",
-    "previous": "previous: weight on the token before",
-    "itself": "itself: weight on the query's own token",
-    "next": "next: weight on the token after",
-    "local": "local: weight on near tokens",
+    "distance": "distance: mean distance from query to key",
+    "first": "first: weight on the first key",
+    "previous": "previous: weight on the key before",
+    "itself": "itself: weight on the query's own key",
+    "next": "next: weight on the key after",
+    "local": "local: weight on near keys",
     "max_logit": "max logit: largest score before softmax",
     "induction": "induction: weight after an earlier copy",
     "duplicate_token": "duplicate token: weight on earlier copies",
     "special": "special: weight on special tokens",
     "punctuation": "punctuation: weight on punctuation",
     "written_first": "output from the first key, as a share",
-    "written_special": "written special: share from special tokens",
+    "written_special": "output from special tokens, as a share",
 }
 NOT_SHARES = ("entropy", "effective_keys", "distance", "max_logit")
 
@@ -390,7 +390,7 @@ def _by_class(role: Role) -> tuple[str, float]:
 
 def roles_table(roles: Roles) -> HeadsTable:
     """Return `headwise.Roles.table`: numbers are never cut; columns without room are left out."""
-    table = empty_table(roles.title, elsewhere="print(roles) and to_json() have every number")
+    table = empty_table(roles.title, elsewhere="print(roles) or to_json()")
     table.add("relation", least=0, easy=24)
     add_place(table, "head", (role.layer for role in roles.values()))
     table.add("share")

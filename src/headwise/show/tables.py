@@ -45,23 +45,23 @@ WEIGHTS = {  # shares of 1
 STRONG = 0.5  # shares from here on are bold
 IN_WORDS = {  # name -> its title on a page, and its definition: what it is computed from, range, meaning
     "entropy": ("entropy (nats)", "Entropy of a query's weights, averaged over queries. 0 = all weight on "
-    "one token, log n = even over n tokens."),
+    "one key, log n = even over n keys."),
     "effective_keys": ("effective keys", "exp of a query's entropy, averaged over queries: the number of "
-    "tokens with equal weights that have this "
+    "keys with equal weights that have this "
         "entropy. At least 1."),
     "confidence": ("confidence", "Largest weight of a query, averaged over queries. From 0 to 1; 1 = all "
-    "weight on one token."),
+    "weight on one key."),
     "distance": (
-        "distance (tokens)", "Distance from query to key in tokens, averaged by weight. 0 = the token "
-        "itself; higher = farther."
+        "distance (keys)", "Distance from query to key in positions, averaged by weight. 0 = the query's own "
+        "key; higher = farther."
     ),
-    "first": ("first key", "Weight on the first token, averaged over queries. From 0 to 1; high = an "
+    "first": ("first key", "Weight on the first key, averaged over queries. From 0 to 1; high = an "
     "attention sink."),
-    "previous": ("previous key", "Weight on the token just before the query, averaged over queries. From "
+    "previous": ("previous key", "Weight on the key just before the query, averaged over queries. From "
     "0 to 1."),
-    "itself": ("itself", "Weight on the query's own token, averaged over queries. From 0 to 1."),
-    "next": ("next key", "Weight on the token just after the query, averaged over queries. From 0 to 1."),
-    "local": ("local", "Weight on tokens at most 8 positions away (by default), averaged over queries. "
+    "itself": ("own key", "Weight on the query's own key, averaged over queries. From 0 to 1."),
+    "next": ("next key", "Weight on the key just after the query, averaged over queries. From 0 to 1."),
+    "local": ("local", "Weight on keys at most 8 positions away, averaged over queries. "
     "From 0 to 1."),
     "max_logit": ("max logit", "Largest score before the softmax, over all queries and keys. Very high "
     "values make training unstable."),
@@ -91,20 +91,20 @@ IN_WORDS = {  # name -> its title on a page, and its definition: what it is comp
     "to 1."),
     "punctuation": ("punctuation", "Weight on punctuation, averaged over queries. From 0 to 1."),
     "spread": ("spread", "Entropy divided by the largest possible entropy. From 0 to 1; 1 = the same "
-    "weight for every visible token."),
-    "locality": ("locality", "1 − (weight on tokens more than 8 positions away) / (the same with equal "
+    "weight for every visible key."),
+    "locality": ("locality", "1 − (weight on keys more than 8 positions away) / (the same with equal "
     "weights). 1 = all weight within 8 positions, "
         "0 = equal weights, below 0 = more weight far away."),
     "streaming": (
         "streaming",
-        "Weight on the first 128 and the latest 256 tokens, averaged over queries with other visible "
-        "tokens. From 0 to 1; "
-        "near 1 = the head needs no other tokens.",
+        "Weight on the first 128 and the latest 256 keys, averaged over queries with other visible "
+        "keys. From 0 to 1; "
+        "near 1 = the head needs no other keys.",
     ),
     "written_first": (
         "output from the first key",
-        "Norm of what the head adds to the output from the first token, weight × ‖v W_O‖, divided by the sum "
-        "of these norms over all tokens. From 0 to 1.",
+        "Norm of what the head adds to the output from the first key, weight × ‖v W_O‖, divided by the sum "
+        "of these norms over all keys. From 0 to 1.",
     ),
     "written_special": (
         "output from special tokens",
@@ -118,7 +118,7 @@ def empty_table(title: str | None = None, *, elsewhere: str | None = None) -> Fi
     """Return an empty table that fits any width and cuts no number.
 
     Args:
-        elsewhere: where all numbers are to be had, for the line that says which columns are left out.
+        elsewhere: what shows all numbers, for the line that says which columns are not shown.
     """
     table = table_class()
     from rich.box import SIMPLE_HEAD
@@ -321,7 +321,7 @@ def _sizes(preset: Preset) -> Sizes:
 
 def presets_table(presets: Iterable[Preset]) -> Table:
     """Return a table with a row per preset. Counts are of attention layers only."""
-    table = empty_table(elsewhere="--json has every number")
+    table = empty_table(elsewhere="--json")
     table.add("name", least=0)
     for header, rank in COLUMNS.items():
         table.add(header, rank=rank)

@@ -104,7 +104,7 @@ class AlivePanel {
         el(
           "p",
           { class: "quiet" },
-          `Probabilities by ${this.data.title} (${num_layers} layers of ${num_heads} heads), which runs in this page. Click a token to append it.`,
+          `Probabilities of the next token, computed in this page by ${this.data.title} (${num_layers} layers with ${num_heads} heads each). Click a token to append it.`,
         ),
       ),
     );

@@ -73,7 +73,7 @@ export function wordList(
       el("span", { class: "alive-share" }, percent(share)),
       before === null ? null : el("span", { class: "heard" }, ", "),
       before === null ? null : el("span", { class: share >= before ? "alive-up" : "alive-down" }, moved),
-      el("span", { class: "heard" }, `${told}; append it`),
+      el("span", { class: "heard" }, `${told}; press to append`),
       bar,
     );
     button.addEventListener("click", () => say(id));

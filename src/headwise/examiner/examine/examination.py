@@ -303,7 +303,11 @@ def _examine(evidence: Evidence, request: _Request) -> Caller | None:
             return again
     if made_up and _depends_on_made_up(caller, construction, request):
         values = ", ".join(f"{name}={value!r}" for name, value in made_up.items())
-        message = f"{values}: the check chose this value, and the output depends on it"
+        several = len(made_up) > 1
+        message = (
+            f"the check does not know which value{'s' * several} {', '.join(made_up)} should have; "
+            f"it chose {values}, and the output depends on {'these values' if several else 'this value'}"
+        )
         evidence.problems = [Problem("build", GUESS, message)]
         evidence.weights, evidence.findings, evidence.calls = None, [], []
     return caller
@@ -507,7 +511,9 @@ def _gather_evidence(evidence: Evidence, built: BuildResult, request: _Request) 
     evidence.findings = wiring + lengths + large_scores
     evidence.findings += findings(caller, projections, evidence, construction)
     evidence.findings += [
-        Finding("design", "wrong", design.words, design.fault) for design in evidence.designs if design.fault
+        Finding("design", "wrong", f"your output equals that of attention with {design.words}", design.fault)
+        for design in evidence.designs
+        if design.fault
     ]
     return caller
 
@@ -702,7 +708,7 @@ def _judge_large_scores(evidence: Evidence, caller: Caller) -> list[Finding]:
     evidence.calls.remove(loud)
     if is_wrong or loud.output is None:
         return []
-    detail = "scores beyond 1e5 overflow: subtract each row's largest score before exp, as torch.softmax does"
+    detail = "scores beyond 1e5 give NaN; subtract the maximum of each row before exp, as torch.softmax does"
     return [Finding("large scores", "wrong", detail, "softmax overflows")]
 
 

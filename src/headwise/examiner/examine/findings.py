@@ -163,7 +163,7 @@ def _independent_calls(caller: Caller) -> Iterator[Finding]:
         if difference := state_kept(caller, _same(caller)):
             yield Finding(name, "wrong", difference, "state kept between calls")
         else:
-            yield Finding(name, "right", "what was called before makes no difference")
+            yield Finding(name, "right", "earlier calls do not change the output")
     else:
         detail = f"after a call with a different input, the output for the first input changes by {off:.0e}"
         yield Finding(name, "wrong", detail, "state kept between calls")
@@ -218,7 +218,7 @@ def _deterministic(caller: Caller, construction: Construction | None) -> Iterato
             in_precision(body, subject.dtype).eval()
             first, second = run_body(caller, body, 1), run_body(caller, body, 2)
         except CAUGHT:
-            yield Finding(name, "right", "two runs in eval are equal")
+            yield Finding(name, "right", "two calls in evaluation mode give the same output")
             return
         if not _equal(first, second):
             yield Finding(
@@ -228,7 +228,7 @@ def _deterministic(caller: Caller, construction: Construction | None) -> Iterato
                 "dropout in eval",
             )
             return
-    yield Finding(name, "right", "two runs in eval are equal")
+    yield Finding(name, "right", "two calls in evaluation mode give the same output")
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
@@ -270,7 +270,7 @@ def _training(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
         return
     once = _causal_once(caller, other, evidence) if off > _same(caller) else ""
     if off <= _same(caller):
-        yield Finding(name, "right", "with dropout at 0, train() and eval() give the same output")
+        yield Finding(name, "right", "with dropout=0, training and evaluation mode give the same output")
     elif once:
         where = {
             "training": "later keys are hidden in training mode, but not in evaluation mode",
@@ -498,7 +498,7 @@ def _inputs_unchanged(caller: Caller) -> Iterator[Finding]:
         argument = "input" if caller.plan.self_only else changed[0].replace("memory", "key")
         yield Finding(name, "wrong", f"the {argument} is changed in place", "input modified")
     else:
-        yield Finding(name, "right", "the inputs are as they were")
+        yield Finding(name, "right", "a call does not change its inputs")
     mask = some_mask(caller)
     if mask is None:
         return
@@ -508,7 +508,7 @@ def _inputs_unchanged(caller: Caller) -> Iterator[Finding]:
         detail = f"{masks[0]} is changed in place: the next call gets the changed mask"
         yield Finding(name, "wrong", detail, "mask modified")
     else:
-        yield Finding(name, "right", "the mask is as it was")
+        yield Finding(name, "right", "a call does not change its mask")
 
 
 def _written_to(caller: Caller, mask: Tensor | None) -> set[str]:
@@ -644,7 +644,7 @@ def _state_dict(caller: Caller) -> Iterator[Finding]:
         yield Finding(name, "wrong", detail, fault, parts=list(subject.unregistered))
         return
     if subject.make is None:
-        yield Finding(name, "right", "every weight found is in state_dict()")
+        yield Finding(name, "right", "state_dict() contains every weight")
         return
     try:
         seed(4)  # another than the first was made with
@@ -664,7 +664,7 @@ def _state_dict(caller: Caller) -> Iterator[Finding]:
         yield Finding(name, "unknown", f"{problem.kind}: {problem.message}", None, problem.line)
         return
     if off <= _same(caller):
-        yield Finding(name, "right", "a fresh instance that loads the state dict gives the same output")
+        yield Finding(name, "right", "a new instance with the same state dict gives the same output")
     else:
         detail = f"the output of a new instance with the same state dict differs by {off:.0e}"
         yield Finding(name, "wrong", detail, "state dict incomplete")
@@ -714,7 +714,7 @@ def half_precision(caller: Caller, right: bool) -> Iterator[Finding]:
                 name, "wrong", f"the output is off by {off:.0%} of its size", "wrong in half precision"
             )
         else:
-            yield Finding(name, "right", f"within {off:.1%} of float64")
+            yield Finding(name, "right", f"in {name} the output differs by {off:.1%} from that in float64")
 
 
 def output_dtype(caller: Caller) -> Iterator[Finding]:
@@ -743,9 +743,10 @@ def output_dtype(caller: Caller) -> Iterator[Finding]:
         yield Finding(name, "wrong", detail, None, problem.line)
         return
     if output.dtype == own:
-        yield Finding(name, "right", f"{_dtype_name(own)} in, {_dtype_name(own)} out")
+        yield Finding(name, "right", f"inputs in {_dtype_name(own)} give an output in {_dtype_name(own)}")
     else:
-        yield Finding(name, "wrong", f"{_dtype_name(own)} in, {_dtype_name(output.dtype)} out")
+        detail = f"inputs in {_dtype_name(own)} give an output in {_dtype_name(output.dtype)}"
+        yield Finding(name, "wrong", detail)
 
 
 def _same(caller: Caller) -> float:
@@ -774,7 +775,7 @@ def batch_of_one(evidence: Evidence, same: float, fixed: int | None) -> Iterator
     elif single.output is not None:
         off = share_off(single.output, plain.output[2:3])
         if off <= max(same, 1e-7):
-            yield Finding(name, "right", "alone, a sequence gives what it gives in a batch")
+            yield Finding(name, "right", "the output of a sequence alone equals its output in a batch")
         else:
             yield Finding(name, "wrong", "the output of a sequence alone differs from its output in a batch")
 
@@ -796,7 +797,7 @@ def non_contiguous_input(evidence: Evidence, same: float) -> Iterator[Finding]:
         )
     elif strided.output is not None:
         right = share_off(strided.output, plain.output) <= same
-        detail = "gives the same output" if right else "gives a different output"
+        detail = f"inputs with other strides give {'the same' if right else 'a different'} output"
         yield Finding(name, "right" if right else "wrong", detail)
 
 

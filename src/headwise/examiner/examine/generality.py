@@ -79,7 +79,7 @@ def other_lengths(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
             return
         if mask is None and length == MANY:
             evidence.calls.append(call)
-    yield Finding(name, "right", f"right at {FEW} positions and at {MANY}")
+    yield Finding(name, "right", f"the output is right for {FEW} and for {MANY} positions")
 
 
 def _masks(caller: Caller) -> list[Tensor]:
@@ -225,7 +225,7 @@ def wider_values(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
         return
     off = share_off(output, truth)
     if off <= NEAR:
-        yield Finding(name, "right", f"right with {channels}")
+        yield Finding(name, "right", f"the output is right with {channels}")
     else:
         difference = (
             f"wrong by {off:.0e}" if output.shape == truth.shape else f"of shape {list(output.shape)}"

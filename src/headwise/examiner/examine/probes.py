@@ -309,7 +309,7 @@ def _compare_steps(
                 name, "unknown", f"not judged: {difference}; its cache may belong to a different memory"
             )
         return
-    yield Finding(NAME, "right", "step by step with its cache gives what it gives at once")
+    yield Finding(NAME, "right", "the outputs step by step with its cache equal those of one call")
 
 
 def _part(inputs: QKV, samples: slice, positions: slice) -> QKV:

@@ -624,7 +624,7 @@ WRONG_ROTATIONS: tuple[tuple[str, str, dict[str, float]], ...] = (
     ("rotation on one side", "of the keys alone", {"q": 0.0}),
     ("rotation with mixed pairs", "with the angles laid out for other pairs", {"mixed": 1.0}),
     ("rotation that stretches", "with the cosines in place of the sines", {"cosines for sines": 1.0}),
-    ("rotation that stretches", "without a minus sign", {"first sign": 1.0}),
+    ("rotation that stretches", "without the minus sign", {"first sign": 1.0}),
     ("rotation that stretches", "with two minus signs", {"second sign": -1.0}),
 )
 

@@ -70,9 +70,18 @@ def _product(match: Match, place: Place) -> Explanation:
     heads = ""
     if size != expected and (expected % size == 0 or size % expected == 0):
         many = max(size, expected) // min(size, expected)
-        heads = f". One is {many} times the other: is a split or merge of the heads missing?"
+        heads = (
+            f". {max(size, expected)} is {many} times {min(size, expected)}: "
+            "a split or merge of the heads may be missing"
+        )
+        if expected > size and place.matches(r"\bcat\([^()]*,\s*(dim\s*=\s*)?1\s*\)"):
+            return Explanation(
+                f"{which} takes inputs with {expected} features, but gets {size}. {expected} is {many} times "
+                f"{size}: torch.cat along dimension 1 joins the heads along the sequence",
+                "concatenate the heads along the last dimension: torch.cat(heads, dim=-1)",
+            )
     return Explanation(
-        f"{which} takes vectors of {expected} numbers, but its input has vectors of {size}{heads}",
+        f"{which} takes inputs with {expected} features, but gets {size}{heads}",
         "set its first argument to the width of its input, or merge the heads before it",
     )
 

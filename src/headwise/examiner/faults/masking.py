@@ -277,7 +277,7 @@ FAULTS = [
     ),
     Fault(
         "causal hides itself",
-        "the causal mask is off by one: a query cannot attend to its own position",
+        "the causal mask hides the query's own position (off by one)",
         "key j is visible where j < i",
         "key j is visible where j <= i",
         (

@@ -68,8 +68,8 @@ FAULTS = [
     ),
     Fault(
         "rotation that stretches",
-        "a sine or a sign in the rotation is wrong: pairs of channels are not rotated",
-        "(a cos + b sin, a sin + b cos), or with cos in place of sin",
+        "a sine or a sign in the rotation is wrong, so it changes the length of channel pairs",
+        "(a cos + b sin, a sin + b cos), for example",
         "(a cos - b sin, a sin + b cos)",
         (
             "Compare the code with the matrix [[cos, -sin], [sin, cos]]. Which of the four entries differs?",

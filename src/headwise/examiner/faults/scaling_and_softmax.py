@@ -368,7 +368,7 @@ def _axis(key: str, axis: int, over: str, sums: str, extra: str, common: bool = 
         f"softmax(scores, dim={axis})",
         RIGHT_WEIGHTS,
         (
-            "Sum the weights along each dimension. Along which one is the sum 1?",
+            "Print weights.sum(dim) for each dimension of the weights. For which dim are all sums 1?",
             f"{sums} sum to 1, but the weights of one query over the keys should.",
             "The keys are the last dimension of the scores: dim=-1.",
         ),
@@ -584,12 +584,13 @@ WEIGHING = [
     ),
     Fault(
         "softmax overflows",
-        "the softmax overflows for large scores: the maximum is not subtracted before exp",
-        "exp(scores) / exp(scores).sum(-1)",
-        "exp(scores - max) / exp(scores - max).sum(-1), which is equal and does not overflow",
+        "large scores give NaN: the maximum of each row is not subtracted before exp",
+        "exp(scores - c) / exp(scores - c).sum(-1), where c is 0 or one number for all rows",
+        "exp(scores - m) / exp(scores - m).sum(-1), where m is the maximum of each row",
         (
             "Multiply the input by 1000 and look at the output.",
-            "exp(89) is too large for float32 and becomes inf, and inf / inf is NaN.",
+            "exp(89) is too large for float32 and becomes inf, and inf / inf is NaN. If one maximum is "
+            "subtracted from all rows, a row far below it becomes 0 / 0, which is NaN, too.",
             "Subtract the maximum of each row before exp, or use torch.softmax.",
         ),
         "It works while scores are small; once they grow during training, the loss becomes NaN.",

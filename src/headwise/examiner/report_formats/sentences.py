@@ -165,6 +165,15 @@ def listed(title: str, mark: str, texts: Iterable[str]) -> Listed:
 # Numbers
 
 
+UNCHANGED = "The mistake does not change these outputs"
+WITH_MISTAKE = "The formula that they are compared with contains the mistake, too"
+
+
+def _is_design_wrong(report: Report) -> bool:
+    """Return True if a wrong design, such as a wrong rotation, is part of what the code was compared with."""
+    return any(each.name == "design" and each.verdict == "wrong" for each in report.findings)
+
+
 def compared(report: Report) -> list[Row]:
     """Return the largest difference over all test inputs, or that of each wrong one."""
     if not report.errors:
@@ -175,7 +184,10 @@ def compared(report: Report) -> list[Row]:
     if not wrong:
         fit = largest_difference(max(right.values()))
         separator = "; " if any("," in probe for probe in right) else ", "  # probes of steps hold sizes
-        return [Row("Compared", f"{tests} with {report.beside}, {fit}: {separator.join(right)}")]
+        text = f"{tests} with {report.beside}, {fit}: {separator.join(right)}"
+        if report.judged and not report.ok:
+            text += f". {WITH_MISTAKE if _is_design_wrong(report) else UNCHANGED}"
+        return [Row("Compared", text)]
     each = ", ".join(f"{probe} {_size(error)}" for probe, error in wrong.items())
     fine = f". Equal: {', '.join(right)}" if right else ""
     title = "Largest difference, divided by the largest number of its output"
@@ -258,18 +270,34 @@ def its_weights(report: Report) -> list[Row]:
 
 
 def how_it_ran(report: Report) -> str:
-    """Return what was checked, how long it took, and the names of the protections."""
+    """Return what was checked, how long it took, and the protections in plain words."""
     where = f" in {place}" if (place := _place(report, None)) else ""
     took = f" in {report.seconds:.1f} s" if report.seconds >= 0.05 else ""
     named = [one_line(each).partition(":") for each in report.protections]
     protection = "; ".join(
         f"without protections{colon}{text}" for name, colon, text in named if name == "none"
     )
-    if names := ", ".join(name for name, _, _ in named if name != "none"):
+    if names := ", ".join(_protection(name) for name, _, _ in named if name != "none"):
         protection = f"with these protections: {names}"
     if missing := ", ".join(one_line(each).partition(":")[0] for each in report.missing_protections):
         protection += f"{'; ' if protection else ''}not available on this system: {missing}"
     return f"Checked {one_line(report.name)}{where}{took}{', ' if protection else ''}{protection}."
+
+
+PROTECTIONS = {  # name -> what it means for the code that was checked
+    "user namespace": "no rights over the system",
+    "network namespace": "no network",
+    "process namespace": "other processes hidden",
+    "root folder of its own": "other folders hidden",
+    "limits": "limits of time and memory",
+}
+
+
+def _protection(name: str) -> str:
+    """Return what a protection means; that of Landlock with its version."""
+    if version := re.fullmatch(r"Landlock (\d+)", name):
+        return f"other files blocked (Landlock, version {version[1]})"
+    return PROTECTIONS.get(name, name)
 
 
 def remarks(report: Report) -> list[Part]:
@@ -420,7 +448,9 @@ def _right(report: Report) -> list[Part]:
         summary = f"{name} computes the same as {report.beside}"
     elif name not in summary:
         summary = f"{name}: {summary}"
-    fine = ", ".join(one_line(each.name) for each in report.findings if each.verdict == "right")
+    fine = "; ".join(
+        one_line(each.detail or each.name) for each in report.findings if each.verdict == "right"
+    )
     also = [Row("Also right", fine)] if fine else []
     return [
         Heading("right", f"{summary.rstrip('.')}. Well done!"),

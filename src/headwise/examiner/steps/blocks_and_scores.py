@@ -817,7 +817,7 @@ def judge_scores(evidence: Evidence) -> Report:
         report.errors = dict.fromkeys(report.errors, 0.0)
         report.equal.append("it returns q k^T without the scale: divide by sqrt(d_k) before the softmax")
         beside = "q k^T"
-        report.summary = f"{report.name} computes the same as {WHOLE} (no difference)"
+        report.summary = f"{report.name} computes the same as {WHOLE} (largest difference 0)"
     _beside(report, beside)
     return report
 
