@@ -168,7 +168,9 @@ class HiddenProbes:
         for name in MASKED:
             call = evidence.call(name)
             if call is not None and call.inputs.mask is not None and evidence.conventions.mask_argument:
-                yield _Probe(name, inputs(B, T, T), list(self._masks(name, B, T)))
+                masks = self._masks_with_keys(evidence, name, B, T)
+                if masks:
+                    yield _Probe(name, inputs(B, T, T), masks)
         if evidence.call(LONG_PROBE) is not None:
             lengths = [length for length in range(*DRAWN) if length not in (E, evidence.num_heads)]
             length = random.SystemRandom().choice(lengths)
@@ -176,6 +178,16 @@ class HiddenProbes:
         if evidence.call("batch of one") is not None:
             yield _Probe("another batch", inputs(max(1, B - 1), T, T), [])
         yield _Probe("plain", first, [])  # again: other calls in between must not matter
+
+    def _masks_with_keys(self, evidence: Evidence, name: str, B: int, T: int) -> list[Tensor]:
+        """Return masks that leave each query another key than its own, where the code hides that one."""
+        hides_own = any(design.numbers.get("without itself") for design in evidence.designs)
+        others = ~torch.eye(T, dtype=torch.bool) if hides_own else torch.ones(T, T, dtype=torch.bool)
+        for _ in range(20):
+            masks = [mask for mask in self._masks(name, B, T) if bool((mask & others).any(-1).all())]
+            if masks:
+                return masks
+        return []
 
     def _masks(self, name: str, B: int, T: int) -> Iterator[Tensor]:
         """Yield masks, bool [B, T, T], the most specific first, with a visible key for each query."""
