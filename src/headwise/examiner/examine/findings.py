@@ -839,7 +839,7 @@ def two_lengths(caller: Caller, evidence: Evidence, text: str) -> list[Finding]:
     """Find code that raises with more keys than queries, and remove the call if no other length is promised.
 
     A word about another sequence promises one, and so does an argument for one or for a mask, or a line that
-    reads the length of the keys.
+    reads the length of the keys. Two feature maps that are fused may be meant for one grid.
 
     Args:
         text: the source of the class or function.
@@ -850,7 +850,8 @@ def two_lengths(caller: Caller, evidence: Evidence, text: str) -> list[Finding]:
     names = "|".join(re.escape(name) for name, slot in caller.plan.slots if slot in ("key", "value"))
     read = re.search(rf"\b({names})\s*\.\s*(shape|size)\b|\blen\(({names})\)", text)
     mentions_two = CROSS.search(evidence.source or text) is not None  # also where the file uses it
-    if caller.plan.memory_only or caller.conventions or read is not None or mentions_two:
+    two_maps = caller.plan.layout in ("image", "volume") and len({slot for _, slot in caller.plan.slots}) > 1
+    if not two_maps and (caller.plan.memory_only or caller.conventions or read is not None or mentions_two):
         return []
     evidence.calls.remove(call)
     words = f"more keys than queries raise {call.problem.kind}; the code may be meant for equal numbers"
