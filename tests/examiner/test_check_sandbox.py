@@ -646,7 +646,7 @@ def test_a_module_that_is_not_here_is_stood_in_for(workspace: Workspace, line: s
     outcome = workspace.run(f"{line}\n{GOOD}")
     assert outcome.problem is None
     assert outcome.evidence is not None and outcome.evidence.weights is not None
-    assert any("not needed for the check" in words for words in outcome.evidence.conventions.words)
+    assert any("the check does not need them" in words for words in outcome.evidence.conventions.words)
 
 
 @pytest.mark.slow
