@@ -35,7 +35,7 @@ def test_a_layer_goes_by_its_number_its_path_the_end_of_its_path_and_from_the_en
 def test_numbers_are_the_models_whatever_is_there() -> None:
     actual = ByLayer({"h.2.attn": 2, "h.1.attn": 1}, NAMES)
     assert list(actual) == [2, 1] and actual[2] == 2 and actual[-3] == 1
-    with pytest.raises(ArgumentError, match=r"layer must be one that ran: got -1, h\.3\.attn, which did not"):
+    with pytest.raises(ArgumentError, match=r"layer must be one that ran: got -1 \(h\.3\.attn\), which did not run"):
         actual[-1]
     with pytest.raises(ArgumentError, match=r"layer must be one of 0 to 3: got 7; there are h\.0\.attn"):
         actual[7]
@@ -118,9 +118,9 @@ def test_layers_that_are_given_wrongly_are_named() -> None:
     model = ours()
     mean = torch.zeros(4, 7)
     for match, means in (
-        (r"means must hold a layer once: got 'layers.0', layers.0, again", {0: mean, "layers.0": mean}),
+        (r"means must name a layer only once: got 'layers.0', layers.0, again", {0: mean, "layers.0": mean}),
         (r"layer must be one of 0 to 1: got 5", {0: mean, 5: mean}),
-        (r"layer must be a place of attention: got 'layers.9'", {0: mean, "layers.9": mean}),
+        (r"layer must be an attention layer: got 'layers.9'", {0: mean, "layers.9": mean}),
         (r"means must be a mapping from layers to tensors: got list", [mean]),
     ):
         with pytest.raises(ArgumentError, match=match):

@@ -383,7 +383,7 @@ def test_patterns_refuse(ask: Callable[[Any], Any], kind: type[Exception], messa
 
 def test_a_query_without_a_token_is_refused() -> None:
     w = hw.AttentionMap(normal(0, 1, 2, 7, 3), normal(1, 1, 2, 5, 3))
-    message = "tokens must be known for every query: positions -2 to 4 of 5 keys"
+    message = "tokens must include those of every query: positions -2 to 4 for 5 keys"
     with pytest.raises(ShapeError, match=re.escape(message)):
         heads.induction(w, torch.arange(5))
 

@@ -186,16 +186,16 @@ def test_what_is_heard_can_be_ablated_though_it_looks_like_no_attention() -> Non
     with collect(model) as outputs:
         model(x)
     assert outputs.paths == ["1"] and outputs["1"].shape == (2, 3, 5, 4)
-    with pytest.raises(ArgumentError, match="layer must be a place of attention: got '7'"):
+    with pytest.raises(ArgumentError, match="layer must be an attention layer: got '7'"):
         ablate(model, [("7", 1)])
 
 
 def test_a_model_without_attention_has_no_means_and_nothing_to_collect() -> None:
     """Both gave {}, as if all was well."""
     model, x = nn.Sequential(nn.Linear(3, 3)), torch.randn(2, 3)
-    with pytest.raises(AttentionBypassed, match="Sequential ran 2 times and none was"):
+    with pytest.raises(AttentionBypassed, match="Sequential ran 2 times without any"):
         head_means(model, [x, x])
-    with pytest.raises(AttentionBypassed, match="Sequential ran 1 times and none was"), collect(model):
+    with pytest.raises(AttentionBypassed, match="Sequential ran 1 times without any"), collect(model):
         model(x)
     assert head_means(model, [x], fallback="skip") == {}
 
@@ -394,7 +394,7 @@ def test_wrong_arguments_are_named_at_once() -> None:
 
 def test_means_must_be_there_and_fit() -> None:
     model, x, means = ours(), numbers(2, 7, 13), {"layers.0": torch.zeros(4, 5)}
-    match = "means must go with method='mean': got method='zero'"
+    match = "means must be given only with method='mean': got method='zero'"
     refused(ArgumentError, match, lambda: ablate(model, [(0, 1)], means=means))
     refused(ArgumentError, "layers.1 is missing", lambda: ablate(model, [(1, 1)], "mean", means=means))
     match = r"means must be \[H, Dv\] = \[4, 7\] in layers.0: got \[4, 5\]"

@@ -407,5 +407,5 @@ def test_a_monitor_says_which_alarms_it_cannot_take() -> None:
         Monitor(model, alarms=True)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"on_alarm must be a function of an alarm: got 5"):
         Monitor(model, on_alarm=5)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match=r"got dead=None beside Alarms\(dead=True\)"):
+    with pytest.raises(ArgumentError, match=r"got dead=None with Alarms\(dead=True\)"):
         Monitor(model, dead=None, alarms=Alarms())

@@ -382,7 +382,7 @@ def test_what_cannot_be_measured_is_refused_with_its_value() -> None:
             hw.effects(model, inputs, **options)
     with pytest.raises(ArgumentError, match=r"must be a .*Module: got str"):
         hw.effects("gpt2", ids)  # type: ignore[arg-type]
-    with pytest.raises(AttentionBypassed, match="Linear ran 1 times and none was"):
+    with pytest.raises(AttentionBypassed, match="Linear ran 1 times without any"):
         hw.effects(nn.Linear(3, 3).eval(), torch.zeros(1, 3))
 
 

@@ -240,7 +240,7 @@ def test_numbers_of_layers_are_the_models_whatever_ran_first() -> None:
     assert actual.paths == ["layers.1", "layers.0"] and list(actual) == [1, 0]
     assert actual[-1] is actual[1] is actual["layers.1"]
     partly = importance(model, [x], lambda m, x: m.layers[1](x)[0].square().mean())
-    with pytest.raises(ArgumentError, match=r"layer must be one that ran: got 0, layers.0, which did not"):
+    with pytest.raises(ArgumentError, match=r"layer must be one that ran: got 0 (layers.0), which did not run"):
         partly[0]
 
 
@@ -443,7 +443,7 @@ def test_windows_of_one_example_count_as_one(method: str, batch: int) -> None:
 def test_windows_that_lie_apart_are_refused() -> None:
     """[windows * B, ..]: neighbours in the batch are of different examples, which is seen by following them
     back to the input."""
-    match = "batches are 21 in inner.layers.0, and the rows of one of 3 depend on others"
+    match = "batch sizes are 21 in inner.layers.0, and in a batch of 3 rows depend on other rows"
     refused(ShapeError, match, Windows(windows_first=True), [numbers(3, 35, 13)], lambda m, x: m(x).sum())
 
 
@@ -466,7 +466,7 @@ def test_sequences_may_come_before_the_batch() -> None:
     agree(
         actual, {f"inner.{path}": each for path, each in by_gates(inner, list(x.split(1)), squares).items()}
     )
-    match = "6 in inner.layers.0, and they may be 3 or 6; use another batch size"
+    match = "6 in inner.layers.0, and the number of examples may be 3 or 6; use another batch size"
     refused(ShapeError, match, First(), [x.transpose(0, 1)], squares, method="leave_one_out")
 
 
@@ -479,7 +479,7 @@ def test_layers_must_see_the_same_examples() -> None:
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return self.a(x).sum() + self.b(y).sum()
 
-    match = "batches are 2 in b.layers.0, 3 in a.layers.0, no multiples"
+    match = "batch sizes are 2 in b.layers.0, 3 in a.layers.0, which are not multiples"
     refused(ShapeError, match, Two(), [(numbers(3, 5, 13), numbers(2, 5, 13))], lambda m, b: m(*b))
 
 
@@ -601,7 +601,7 @@ def test_wrong_arguments_of_robustness_are_named() -> None:
         (r"points must be a whole number.* got 0\.5; .*\[round\(share \* num_heads\)\]", {"points": 0.5}),
         (r"points must be a whole number.* got \[1, 2\.5\]", {"points": [1, 2.5]}),
         ("points must be a whole number.* got 'all'", {"points": "all"}),
-        (r"in scores, layer must be a place of attention: got 'h\.0\.attn'", {"scores": scores(l0=[1.0])}),
+        (r"in scores, layer must be an attention layer: got 'h\.0\.attn'", {"scores": scores(l0=[1.0])}),
         (r"head 0 of layers\.1 is missing", {"scores": {"layers.0": torch.ones(4)}}),
     ):
         with pytest.raises(ArgumentError, match=match):

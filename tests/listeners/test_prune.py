@@ -307,7 +307,7 @@ def test_heads_that_are_not_there_are_refused() -> None:
     refused(r"0 to 2: got 3 in transformer.h.1.attn, which has 3 heads", gpt2(), [(0, 0), (1, 3)])
     refused("all 3 of transformer.h.1.attn would go", gpt2(), [(0, 0), (1, None)])
     refused("got 9 in the model itself, which has 2 heads", MultiHeadAttention(8, 2), [(0, 9)])
-    refused("all 2 of the model itself would go", MultiHeadAttention(8, 2), [(0, None)])
+    refused("all 2 of the model itself would be removed", MultiHeadAttention(8, 2), [(0, None)])
     path = "encoder.albert_layer_groups.0.albert_layers.0.attention"
     refused(f"every visit of a layer: got '{path}#1'", albert(), [(f"{path}#1", 0)])
 
@@ -315,7 +315,7 @@ def test_heads_that_are_not_there_are_refused() -> None:
 def test_a_part_of_a_group_is_refused_with_what_would_work() -> None:
     match = (
         r"in model.layers.0.self_attn the 3 key/value heads would serve 1, 2, 2 of 2 query heads each; "
-        r"prune as many in every group, or all of group 0 \(heads 0 to 1\)"
+        r"prune the same number in every group, or all of group 0 \(heads 0 to 1\)"
     )
     refused(match, llama(), [(0, 1)])
 
@@ -332,7 +332,7 @@ class OddAttention(nn.Module):
 
 
 def test_unknown_attention_is_named_beside_the_known() -> None:
-    match = "0 is OddAttention; known are headwise.MultiHeadAttention, GPT-2, BERT"
+    match = "0 is OddAttention; supported are headwise.MultiHeadAttention, GPT-2, BERT"
     refused(match, nn.Sequential(OddAttention()), [(0, 1)])
 
 
@@ -342,7 +342,7 @@ def test_projections_that_are_wrapped_or_tied_are_refused() -> None:
     refused("layers.1.k_proj is Sequential", wrapped, [(0, 0), (0, 1), (1, 0)])
     tied = ours()
     tied.layers[1].k_proj.weight = tied.layers[0].k_proj.weight
-    refused(r"layers.1.k_proj.weight is one with layers.0.k_proj.weight, layers.1.k_proj.weight", tied,
+    refused(r"layers.1.k_proj.weight is shared with layers.0.k_proj.weight, layers.1.k_proj.weight", tied,
             [(1, 0), (1, 1)])  # fmt: skip
     masked = ours()
     torch_prune.identity(masked.layers[0].v_proj, "weight")
@@ -413,7 +413,7 @@ def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     refused("has no headwise_pruned_heads")
     prune(model, [(0, 1)])
     model.save_pretrained(tmp_path)
-    refused("got n_layer for a model that is built", gpt2(), n_layer=3)
+    refused("got n_layer with a model instance", gpt2(), n_layer=3)
     refused("got 'transformer.h.0.attn'; there are h.0.attn", hf.GPT2Model)
     refused(r"transformer.h.2\S* missing in .* not GPT2LMHeadModel", n_layer=3)
     prune(reader, [(0, 1)])

@@ -143,7 +143,7 @@ def test_a_model_without_a_cache_is_refused(model: Any) -> None:
     model.train()
     try:
         match = (
-            r"must give a cache: LlamaForCausalLM gave past_key_values=None in step 1 of 2; use model.eval"
+            r"must return a cache: LlamaForCausalLM returned past_key_values=None in step 1 of 2; use model.eval"
         )
         with pytest.raises(ArgumentError, match=match):
             hw.retrieval_scores(model, ids, (1, 3))
@@ -195,5 +195,5 @@ def test_a_run_can_be_read() -> None:
 
 
 def test_a_model_without_attention_is_refused() -> None:
-    with pytest.raises(AttentionBypassed, match="Answering ran 2 times and none was"):
+    with pytest.raises(AttentionBypassed, match="Answering ran 2 times without any"):
         hw.retrieval_scores(Answering(0), torch.tensor([[1, 0, 2]]), (0, 2))

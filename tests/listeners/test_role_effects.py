@@ -320,14 +320,14 @@ def test_what_cannot_be_asked_is_refused() -> None:
         ("kind='encoder', output=None; use a decoder", decoder(kind="encoder"), some),
         (r"got shape \[1, 3\] of BertForSequenceClassification", bert(), some),
         ("the output of BothWays after 10 tokens changes with the token after", BothWays(), some),
-        ("head 2.1 was found, and there are 2 layers; measure", decoder(), role((2, 1))),
-        ("head 1.4 was found, and there are 4 heads in layer 1; measure", decoder(), role((1, 4))),
+        ("head 2.1, and the model has 2 layers; measure", decoder(), role((2, 1))),
+        ("head 1.4, and the model has 4 heads in layer 1; measure", decoder(), role((1, 4))),
     ):
         with pytest.raises(ArgumentError, match=match):
             hw.role_effects(model, words, roles)
     with pytest.raises(ArgumentError, match="at least 1: got 0; 20"):
         hw.role_effects(decoder(), words, some, draws=0)
-    with pytest.raises(ArgumentError, match=r"token 72 for a vocabulary of 61; are they a pair"):
+    with pytest.raises(ArgumentError, match=r"token 72 for a vocabulary of 61; use the model's own tokenizer"):
         hw.role_effects(decoder(), Words(), role((0, 1), relation="verb > subject"))
 
 

@@ -324,9 +324,9 @@ class Deaf(Tokenizer):
 @pytest.mark.parametrize(
     ("tokenizer", "message"),
     [
-        (Slow, r"tokenizer must tell where its tokens are: Slow has no offsets \(NotImplementedError\)"),
+        (Slow, r"tokenizer must return the offsets of tokens: Slow returns none \(NotImplementedError\)"),
         (Whole, "a token of Whole is '[A-Z]"),
-        (Deaf, "tokenizer must give every word a token: '[a-z]+' has none of Deaf"),
+        (Deaf, "tokenizer must give every word a token: '[a-z]+' has none in Deaf"),
     ],
 )
 def test_a_tokenizer_that_does_not_know_its_words_is_refused(tokenizer: Any, message: str) -> None:
@@ -558,7 +558,7 @@ def test_a_user_without_a_home_hears_that_nothing_is_kept(monkeypatch: pytest.Mo
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", nowhere)
-    with pytest.warns(UserWarning, match="be saved: .* the user has no home; set XDG_CACHE_HOME") as caught:
+    with pytest.warns(UserWarning, match="be saved: .* the user has no home folder; set XDG_CACHE_HOME") as caught:
         measured(a_model(), keep=True)
     assert caught[0].filename == __file__
 

@@ -94,7 +94,7 @@ def test_only_what_is_asked_for_is_measured(model: Model, ids: Tensor) -> None:
     with hw.watch(model, statistics=("entropy", "received"), pooled=None, keep=False) as heads:
         model(ids)
     assert set(heads[0].calls[0].statistics) == {"entropy", "received"}
-    with pytest.raises(ArgumentError, match=r"pooled must have been made: none in layers\.0"):
+    with pytest.raises(ArgumentError, match=r"pooled maps must have been computed: none in layers\.0"):
         _ = heads[0].pooled
     with pytest.raises(ArgumentError, match=r"map must have been kept: layers\.0 .* \[2, 3, 11, 11\]"):
         _ = heads[0].map
@@ -252,7 +252,7 @@ def test_a_model_without_attention_is_an_error_not_an_empty_answer() -> None:
             model(torch.randn(2, 3))
             model(torch.randn(2, 3))
 
-    with pytest.raises(hw.errors.AttentionBypassed, match="Sequential ran 2 times and none was"):
+    with pytest.raises(hw.errors.AttentionBypassed, match="Sequential ran 2 times without any"):
         run()
     with hw.watch(model) as heads:
         pass  # it did not run: nothing to complain of
@@ -272,7 +272,7 @@ def test_heads_are_found_by_number_and_by_path(model: Model, ids: Tensor) -> Non
     assert heads[1, 2].head == 2 and tuple(heads[1, 2]) == (1, 2)
     with pytest.raises(ArgumentError, match=r"layer must be one of 0 to 1: got 2"):
         heads[2]
-    with pytest.raises(ArgumentError, match=r"layer must be a place of attention: got 'layers\.7'"):
+    with pytest.raises(ArgumentError, match=r"layer must be an attention layer: got 'layers\.7'"):
         heads["layers.7"]
     with pytest.raises(IndexError, match="head 3 must be between 0 and 2"):
         heads[0, 3]
@@ -429,7 +429,7 @@ def test_diversity_says_what_it_needs(model: Model, ids: Tensor) -> None:
     two = nn.Transformer(E, 4, 1, 1, 32, batch_first=True)
     with hw.watch(two) as heads:
         two(torch.randn(B, T, E), torch.randn(B, 5, E))
-    with pytest.raises(ArgumentError, match="layers must have one length to be compared across"):
+    with pytest.raises(ArgumentError, match="layers must have the same lengths to be compared"):
         hw.diversity(heads, across=True)
 
 

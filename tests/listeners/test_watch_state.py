@@ -154,7 +154,7 @@ def test_a_bypassed_layer_is_told_of_in_the_thread_where_it_ran(x: Tensor) -> No
         with hw.watch(model), ThreadPoolExecutor(2) as pool:
             messages.extend(pool.map(work, range(2)))
 
-    with pytest.raises(hw.errors.AttentionBypassed, match="Sequential ran 2 times and none was"):
+    with pytest.raises(hw.errors.AttentionBypassed, match="Sequential ran 2 times without any"):
         watched()
     assert len(messages) == 2 and all("1 layers of SelfAttention (0)" in each for each in messages)
 
@@ -178,7 +178,7 @@ def test_one_that_refuses_a_forward_keeps_nobody_else_in_it(x: Tensor) -> None:
     finally:
         for each in (first, third):
             each.stop()
-        with pytest.raises(hw.errors.AttentionBypassed, match="ran 2 times and none was"):
+        with pytest.raises(hw.errors.AttentionBypassed, match="ran 2 times without any"):
             second.stop()
     assert not active and third.heads.paths == []
 
@@ -833,7 +833,7 @@ def test_a_forward_wrapped_inside_a_block_outlives_it(
         twin.load_state_dict({name: 3 * value for name, value in twin.state_dict().items()})
     for ours, theirs in zip(twins[::2], twins[1::2], strict=True):
         if own and way == "object":  # a copy would run what is behind it with the weights of the other
-            with pytest.raises(ArgumentError, match="whose Twice was wrapped while headwise listened"):
+            with pytest.raises(ArgumentError, match="whose Twice was wrapped while headwise was listening"):
                 ours(x)
         else:
             assert torch.equal(ours(x), theirs(x))

@@ -433,7 +433,7 @@ def test_a_pruned_module_computes_what_it_does_without_those_heads(name: str) ->
     )  # a group, and one of the last's
     kept_alike = [(0, 0), (0, 3), (0, 4)]  # one of each group of two
     if mha.qk_norm is not None and mha.qk_norm.whole:
-        with pytest.raises(ArgumentError, match="model must have norms head by head to be pruned"):
+        with pytest.raises(ArgumentError, match="model must have norms per head to be pruned"):
             hw.prune(mha, kept_alike)
         return
     for heads in (kept_alike, removed[:2]):
@@ -452,7 +452,7 @@ def test_a_bias_that_layers_share_is_not_pruned_in_one() -> None:
     first = made("relative bias")
     second = hw.MultiHeadAttention(E, H, head_dim=D, relative_bias=first.relative_bias)
     with pytest.raises(
-        ArgumentError, match=r"must not share .*: 0\.relative_bias is one with 1\.relative_bias"
+        ArgumentError, match=r"must not share .*: 0\.relative_bias is shared with 1\.relative_bias"
     ):
         hw.prune(nn.Sequential(first, second), [(1, 2)])
 

@@ -515,7 +515,7 @@ def heads_and_sequence_at_once_are_not_watched() -> None:
     mesh, model = line(), made()
     hw.parallel.shard_sequence(hw.parallel.shard_heads(model, mesh), mesh)
     x = hw.parallel.split(_numbers(B, T, E).detach())
-    message = r"by heads or by sequence to be listened to: .* over 2 ranks"
+    message = r"by heads or by sequence to be watched: .* over 2 ranks"
     with pytest.raises(ArgumentError, match=message), hw.watch(model):
         model(x)
 
@@ -706,14 +706,14 @@ def by_hand_is_refused(mesh: Any) -> None:
     )
     halved.num_heads = halved.num_kv_heads = 4 // mesh.size()
     close(halved(x)[0], made()(x)[0])
-    with pytest.raises(ArgumentError, match=r"known to be all there: .* has .* heads here"), hw.watch(halved):
+    with pytest.raises(ArgumentError, match=r"sharded in a known way to be watched: .* has .* heads here"), hw.watch(halved):
         halved(x)
     halved.config = SimpleNamespace(num_attention_heads=5)
     with pytest.raises(ArgumentError, match=r"lie evenly .* its config says 5 heads"), hw.watch(halved):
         halved(x)
     sharded = hw.parallel.shard_heads(made(), mesh)
     read = hw.AttentionMap.from_weights(torch.ones(1, 1, 1, 1))
-    with pytest.raises(ArgumentError, match=r"of here only the weights of head.* of 4 are to be had"):
+    with pytest.raises(ArgumentError, match=r"in here only the weights of head.* of 4 are available"):
         local_heads_of(sharded, "here", read, None)
 
 

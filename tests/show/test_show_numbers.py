@@ -83,7 +83,7 @@ def test_what_was_collected_draws_itself_and_tells_what_is_written(tmp_path: Pat
     torch.save(outputs, tmp_path / "outputs.pt")
     for again in (pickle.loads(pickle.dumps(outputs)), torch.load(tmp_path / "outputs.pt")):
         assert torch.equal(again[1], outputs[1])
-        with pytest.raises(ArgumentError, match="a model that is still there: that of layer 1 is gone"):
+        with pytest.raises(ArgumentError, match="a model that still exists: that of layer 1 was deleted"):
             again.plot(1)
     gated = hw.MultiHeadAttention(E, H, gate="channel")
     with torch.no_grad(), hw.collect(gated) as outputs:

@@ -365,11 +365,12 @@ class Heads(ByLayer[LayerHeads]):
         names = {"query_tokens": query_tokens, "key_tokens": key_tokens}
         if layer is None:
             if head is not None:
-                raise ArgumentError(f"head must come with its layer: got head={head!r}; give layer=, too")
+                raise ArgumentError(f"head must be given with its layer: got head={head!r}; give layer=, too")
             return model_picture(self, batch=batch, text=text, chosen=chosen, written=written, **names)
         if chosen is not None:
             raise ArgumentError(
-                f"chosen must come without a layer: got {len(chosen)} heads and layer={layer!r}; give one"
+                f"chosen must not be combined with layer: got {len(chosen)} heads and layer={layer!r}; "
+                "give only one of them"
             )
         if head is None:
             return layer_picture(self, layer, batch=batch, written=written, text=text, **names)

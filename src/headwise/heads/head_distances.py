@@ -157,8 +157,8 @@ def similarity(x: Tensor, counted: Tensor | None = None) -> Tensor:
                 raise ArgumentError(f"counted must be bool: got {counted.dtype}; True is a real position")
             if list(counted.shape) != [B, T]:
                 raise ShapeError(
-                    f"counted must have one bool a position: {list(counted.shape)} for [B, T] = {[B, T]}; "
-                    "padding is False"
+                    f"counted must have one bool per position: {list(counted.shape)} for [B, T] = "
+                    f"{[B, T]}; padding is False"
                 )
             x = x * counted[:, None, :, None]
             number = counted.sum(-1)[:, None, None]
@@ -184,7 +184,8 @@ def one_number(matrix: Tensor) -> Tensor:
     """
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
         raise ShapeError(
-            f"matrix must be square [B, H, H]: got {list(matrix.shape)}; give every head against every head"
+            f"matrix must be square [B, H, H]: got {list(matrix.shape)}; give the distance between every "
+            "two heads"
         )
     same = torch.eye(matrix.shape[-1], dtype=torch.bool, device=matrix.device)
     return matrix.masked_fill(same, torch.nan).flatten(-2).nanmean(-1)
@@ -291,13 +292,13 @@ def clusters(distances: Tensor, count: int | None = None, threshold: float | Non
     N = len(away)
     if (count is None) == (threshold is None):
         raise ArgumentError(
-            f"clusters takes one of count and threshold: got count={count}, threshold={threshold}; "
-            "give how many groups, or how near they may be"
+            f"clusters must get one of count and threshold: got count={count}, threshold={threshold}; pass "
+            "count= (the number of groups) or threshold= (the largest distance in a group)"
         )
     if count is not None and not 1 <= count <= N:
         raise ArgumentError(f"count must be between 1 and the number of heads: got {count} of {N}; use fewer")
     if threshold is not None and not threshold >= 0:
-        raise ArgumentError(f"threshold must not be negative: got {threshold}; 0 joins only what is alike")
+        raise ArgumentError(f"threshold must not be negative: got {threshold}; 0 groups only identical heads")
     away = away.fill_diagonal_(torch.inf)
     group, sizes = list(range(N)), [1] * N  # each group is named by its first head
     for _ in range(N - (count or 1)):
@@ -318,7 +319,7 @@ def _checked(distances: Tensor) -> Tensor:
     """Check distances; return a copy in float64, made exactly symmetric."""
     if distances.ndim != 2 or distances.shape[0] != distances.shape[1] or not len(distances):
         raise ShapeError(
-            f"distances must be square [N, N]: got {list(distances.shape)}; one sequence's is matrix[b]"
+            f"distances must be square [N, N]: got {list(distances.shape)}; for one sequence pass matrix[b]"
         )
     d = distances.detach().double()
     if not bool(torch.isfinite(d).all()):
@@ -328,7 +329,7 @@ def _checked(distances: Tensor) -> Tensor:
         )
     if bool((d < 0).any()):
         raise ArgumentError(
-            f"distances must not be negative: found {d.min().item():g}; a cosine goes in as 1 - c"
+            f"distances must not be negative: found {d.min().item():g}; pass a cosine similarity c as 1 - c"
         )
     difference = (d - d.T).abs().max().item()
     if difference > ASYMMETRY * d.max().item():
@@ -435,7 +436,7 @@ def diversity(
     if isinstance(heads, Tensor):
         if heads.ndim != 4:
             raise ShapeError(
-                f"weights must be [B, H, T, S]: got {list(heads.shape)}; one sequence is weights[None]"
+                f"weights must be [B, H, T, S]: got {list(heads.shape)}; pass one sequence as weights[None]"
             )
         heads = AttentionMap.from_weights(heads)
     if isinstance(heads, AttentionMap):
@@ -532,8 +533,8 @@ def _across(layers: list[LayerHeads], smooth: float) -> Tensor:
     sizes = {(map.shape[0], *map.shape[2:]) for map in maps}
     if len(sizes) > 1:
         raise ArgumentError(
-            f"layers must have one length to be compared across: got [B, T, S] of {sorted(sizes)}; "
-            "compare the layers of one stack"
+            f"layers must have the same lengths to be compared: got [B, T, S] of {sorted(sizes)}; compare "
+            "the layers of one stack"
         )
     B, _, T, S = maps[0].shape
     chosen = torch.linspace(0, T - 1, min(T, ACROSS)).long().unique()

@@ -74,7 +74,7 @@ def fill(heads: Heads, path: str | os.PathLike[str]) -> None:
     file_path = Path(path)
     if not file_path.is_file():
         raise ArgumentError(
-            f"path must be a file that exists: there is no {str(file_path)!r}; heads.save makes one"
+            f"path must be a file that exists: there is no {str(file_path)!r}; create one with heads.save"
         )
     try:
         with safetensors.safe_open(file_path, framework="pt") as file:
@@ -102,7 +102,7 @@ def fill(heads: Heads, path: str | os.PathLike[str]) -> None:
         raise
     except Exception as error:
         raise ArgumentError(
-            f"path must be a safetensors file: {str(file_path)!r}: {error}; heads.save makes one"
+            f"path must be a safetensors file: {str(file_path)!r}: {error}; create one with heads.save"
         ) from error
 
 

@@ -336,7 +336,7 @@ class LayerHeads:
         pooled_maps = [call.pooled for call in self.calls if call.pooled is not None]
         if not pooled_maps:
             raise ArgumentError(
-                f"pooled must have been made: none in {self.path}; use watch(model, pooled=128)"
+                f"pooled maps must have been computed: none in {self.path}; use watch(model, pooled=128)"
             )
         return pooled_maps[-1]
 
@@ -355,7 +355,7 @@ class LayerHeads:
             IndexError: no such head.
         """
         if not -self.num_heads <= head < self.num_heads:
-            raise IndexError(f"head {head} must be between 0 and {self.num_heads - 1} in {self.path}")
+            raise IndexError(f"head must be between 0 and {self.num_heads - 1}: got {head} in {self.path}")
         return list(self)[head]
 
     def __iter__(self) -> Iterator[Head]:

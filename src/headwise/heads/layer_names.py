@@ -87,14 +87,14 @@ def resolve(layer: Layer, paths: Sequence[str]) -> str:
         ending = [path for path in paths if path.endswith(f".{layer}")]
         if len(ending) == 1:
             return ending[0]
-        raise ArgumentError(f"layer must be a place of attention: got {layer!r}; {_some(paths)}")
+        raise ArgumentError(f"layer must be an attention layer: got {layer!r}; {_some(paths)}")
     if isinstance(layer, bool) or not isinstance(layer, int):
         raise ArgumentError(f"layer must be a number or a module path: got {layer!r}; {_some(paths)}")
     by_stack = stacks(paths)
     if len(by_stack) > 1:
         example = next(iter(next(iter(by_stack.values())).values()))
         raise ArgumentError(
-            f"layer must be a module path where a model has several stacks: got {layer} for "
+            f"layer must be a module path if a model has several stacks: got {layer} for "
             f"{', '.join(by_stack)}; for example {example!r}"
         )
     numbered = next(iter(by_stack.values()), {})
@@ -116,7 +116,7 @@ def _span(numbers: Iterable[int]) -> str:
 def _some(paths: Sequence[str]) -> str:
     """Return some of the paths as text, for error messages."""
     if not paths:
-        return "run the model inside the watch block first; or is there no attention in it?"
+        return "run the model inside the watch block first, and check that it has attention"
     shown = ", ".join(paths[:4])
     return f"there are {shown}{f' and {len(paths) - 4} more' if len(paths) > 4 else ''}"
 
@@ -188,7 +188,7 @@ class ByLayer(Mapping[Layer, Value]):
         path = resolve(layer, list(self._names) or self.paths)
         if path not in self._values:
             raise ArgumentError(
-                f"layer must be one that ran: got {layer}, {path}, which did not; {_some(self.paths)}"
+                f"layer must be one that ran: got {layer} ({path}), which did not run; {_some(self.paths)}"
             )
         return path
 
@@ -276,8 +276,8 @@ class HeadChoice:
         for layer, first, _ in numbers:
             if places and layer is not None:
                 raise ArgumentError(
-                    f"head must be a number alone where layers are chosen: got '{layer}.{first}'; leave out "
-                    "the layers, or write the head alone"
+                    f"head must be a number without a layer if layers are chosen: got '{layer}.{first}'; "
+                    "leave out the layers, or write only the head"
                 )
         return cls(places, numbers)
 
@@ -314,7 +314,7 @@ def _parts(text: str, argument: str) -> list[str]:
     """Split a list with commas."""
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
-        raise ArgumentError(f"{argument} must be named between commas: got {text!r}; try 0,2")
+        raise ArgumentError(f"{argument} must not be empty between commas: got {text!r}; try 0,2")
     return parts
 
 
@@ -352,7 +352,7 @@ def _range(part: str, argument: str) -> Span:
     """Parse a range of numbers."""
     first, last = map(int, part.split("-"))
     if last < first:
-        raise ArgumentError(f"{argument} must be a range that goes up: got {part!r}; try {last}-{first}")
+        raise ArgumentError(f"{argument} must be an ascending range: got {part!r}; try {last}-{first}")
     return first, last
 
 

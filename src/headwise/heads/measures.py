@@ -157,7 +157,7 @@ def _similarity(
     """Return the score of a pattern, which must not contain excluded keys, [B, H]."""
     if method not in METHODS:
         raise ArgumentError(
-            f'method must be "mean", "mul" or "abs": got {method!r}; "mean" is what labels are given by'
+            f'method must be "mean", "mul" or "abs": got {method!r}; "mean" is the method of labels'
         )
     if method == "mean":
         return mean_where_visible(map, pattern)[0]
@@ -186,14 +186,14 @@ def _labels(map: AttentionMap, tokens: Tensor) -> tuple[Tensor, Tensor]:
         raise ArgumentError(f"tokens must be integers: got {tokens.dtype}; give token ids, [B, S]")
     if list(tokens.shape) not in ([S], [B, S]):
         raise ShapeError(
-            f"tokens must have one id a key: {list(tokens.shape)} for [B, S] = {[B, S]}; "
-            "a query's token is that of its position"
+            f"tokens must have one id per key: {list(tokens.shape)} for [B, S] = {[B, S]}; a query's token "
+            "is that at its position"
         )
     at, (first, last) = map.positions, map.ends
     if first < 0 or last >= S:
         raise ShapeError(
-            f"tokens must be known for every query: positions {first} to {last} of {S} keys; "
-            "this pattern is one of self-attention"
+            f"tokens must include those of every query: positions {first} to {last} for {S} keys; this "
+            "pattern is defined for self-attention"
         )
     tokens = tokens.long().expand(B, S)
     return tokens.masked_fill(~map.real_keys, NO_TOKEN), tokens[:, at]
@@ -229,7 +229,8 @@ def induction_stripe(map: AttentionMap, period: int) -> Tensor:
     S = map.shape[3]
     if not 1 <= period <= S:
         raise ArgumentError(
-            f"period must be between 1 and key_len: got {period} of {S}; it is the length of what is repeated"
+            f"period must be between 1 and key_len: got {period} of {S}; it is the length of the repeated "
+            "part"
         )
     back = period - 1
     mass = map.mass(Mask(left=back, right=-back), per="query")  # one key a query
@@ -266,7 +267,8 @@ def token_mass(map: AttentionMap, which: Tensor) -> Tensor:
         raise ArgumentError(f"which must be bool: got {which.dtype}; e.g. tokens == full_stop")
     if list(which.shape) not in ([S], [B, S]):
         raise ShapeError(
-            f"which must have one bool a key: {list(which.shape)} for [B, S] = {[B, S]}; True is added up"
+            f"which must have one bool per key: {list(which.shape)} for [B, S] = {[B, S]}; the weights of "
+            "keys with True are summed"
         )
     return mean_where_visible(map, Mask.padding(which.expand(B, S)))[0]
 
@@ -346,7 +348,8 @@ def streaming_mass(map: AttentionMap, sink: int = 128, recent: int = 256) -> Ten
     """
     if sink < 0 or recent < 1:
         raise ArgumentError(
-            f"sink must be at least 0 and recent at least 1: got {sink} and {recent}; they count keys"
+            f"sink must be at least 0 and recent at least 1: got {sink} and {recent}; they are numbers of "
+            "keys"
         )
     return streaming(map, sink, recent)[0]
 
@@ -501,9 +504,9 @@ def retrieval(top_keys: Tensor, key_tokens: Tensor, generated: Tensor, needle: t
     """
     if top_keys.ndim != 2 or generated.shape != top_keys.shape[:1] or key_tokens.ndim != 1:
         raise ShapeError(
-            f"top_keys [steps, H], key_tokens [S] and generated [steps] must fit together: got "
-            f"{list(top_keys.shape)}, {list(key_tokens.shape)} and {list(generated.shape)}; "
-            "give one step a generated token"
+            "top_keys [steps, H], key_tokens [S] and generated [steps] must fit together: got "
+            f"{list(top_keys.shape)}, {list(key_tokens.shape)} and {list(generated.shape)}; give one step "
+            "per generated token"
         )
     (start, stop), S = needle, len(key_tokens)
     if not 0 <= start < stop <= S:

@@ -131,8 +131,8 @@ def align(before: Text, after: Text) -> Alignment:
             places += [(None, at) for at in theirs]
     if not shared:
         raise ArgumentError(
-            f"texts must have a token in common: {_quoted(before)} and {_quoted(after)} have 0, special ones "
-            "left out; change a few words, not all of them"
+            f"texts must have a token in common: {_quoted(before)} and {_quoted(after)} have 0 except "
+            "special tokens; change only a few words"
         )
     tokens = tuple(
         ("" if a is None else before.names[a], "" if b is None else after.names[b]) for a, b in places
@@ -145,8 +145,8 @@ def _by_position(before: Text, after: Text) -> Alignment:
     """Align two texts of unknown tokens position by position."""
     if len(before.real) != len(after.real):
         raise ArgumentError(
-            f"tokens must be known, or equally many: {len(before.real)} and {len(after.real)} positions of "
-            "unknown tokens; give the model input_ids, or set heads.tokens on both"
+            f"tokens must be known if their numbers differ: {len(before.real)} and {len(after.real)} "
+            "positions of unknown tokens; give the model input_ids, or set heads.tokens on both"
         )
     tokens = tuple((str(at), str(at)) for at in before.real)
     places = tuple(zip(before.real, after.real, strict=True))

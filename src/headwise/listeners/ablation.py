@@ -83,7 +83,9 @@ def ablate(
         )
     chosen = ChosenHeads(model, heads)
     if means is not None and method != "mean":
-        raise ArgumentError(f"means must go with method='mean': got method={method!r}; leave them out")
+        raise ArgumentError(
+            f"means must be given only with method='mean': got method={method!r}; leave them out"
+        )
     means_by_path = None if means is None else by_path(model, means, "means", chosen, maker="head_means")
 
     def change(call: LayerCall, index: Tensor, output: Tensor) -> Tensor:
@@ -164,8 +166,8 @@ def _means_of_call(means: Mapping[str, Tensor], call: LayerCall, output: Tensor)
     want = (output.shape[1], output.shape[3])
     if tuple(mean.shape) != want:
         raise ShapeError(
-            f"means must be [H, Dv] = {list(want)} in {call.path}: got {list(mean.shape)}; make them with "
-            "head_means of this model"
+            f"means must be [H, Dv] = {list(want)} in {call.path}: got {list(mean.shape)}; compute them "
+            "with head_means for this model"
         )
     return mean
 
@@ -329,16 +331,16 @@ def count_examples(inputs: Sequence[Tensor], visits: Sequence[Visit]) -> int:
     if not fits:
         if any(B % smallest for _, B, _, _ in visits):
             raise ShapeError(
-                f"loss_fn must give every layer the same examples: the batches are {_listed(sizes)}, no "
-                "multiples of one another; use as many of each kind"
+                f"loss_fn must run every layer on the same examples: the batch sizes are {_listed(sizes)}, "
+                "which are not multiples of one another; use the same number for all"
             )
         return smallest
     separate = [N for N, dim in fits if _are_consecutive(inputs, visits, N, dim)]
     if len(separate) != 1:
-        fault = f"they may be {' or '.join(map(str, separate))}; use another batch size"
+        fault = f"the number of examples may be {' or '.join(map(str, separate))}; use another batch size"
         if not separate:
-            fault = f"the rows of one of {fits[0][0]} depend on others; use batches of one"
-        raise ShapeError(f"loss_fn must keep examples apart: the batches are {_listed(sizes)}, and {fault}")
+            fault = f"in a batch of {fits[0][0]} rows depend on other rows; use batches of one example"
+        raise ShapeError(f"loss_fn must not mix examples: the batch sizes are {_listed(sizes)}, and {fault}")
     return separate[0]
 
 

@@ -494,13 +494,13 @@ def local_heads_of(
         return None
     if weights.ranks is not None:
         raise ArgumentError(
-            f"model must lie over ranks by heads or by sequence to be listened to: {path} does both, "
-            f"{local_heads} and a sequence over {weights.ranks} ranks; watch it with one of the two"
+            f"model must be sharded either by heads or by sequence to be watched: {path} has both, "
+            f"{local_heads} and a sequence over {weights.ranks} ranks; use only one of them"
         )
     if not isinstance(weights.as_made[0], Scores):
         raise ArgumentError(
-            f"fallback must not be 'eager' where heads lie over several processes: of {path} only the "
-            f"weights of {local_heads} are to be had; leave it out, or fallback='skip'"
+            f"fallback must not be 'eager' if heads are sharded over processes: in {path} only the weights "
+            f"of {local_heads} are available; leave it out, or use fallback='skip'"
         )
     return local_heads
 
@@ -527,11 +527,11 @@ def _local_heads_of_plan(
     total = getattr(config, "num_attention_heads", None)
     ranks = parameter.device_mesh.size()
     layer = f"{path or 'the model itself'} ({type(module).__name__}) has {heads} heads here, and its {name} "
-    over = f"lies over {ranks} processes"
+    over = f"is sharded over {ranks} processes"
     if not isinstance(total, int) or parameter.device_mesh.ndim != 1:
         raise ArgumentError(
-            f"heads must be known to be all there: {layer}{over}; shard it with "
-            "headwise.parallel.shard_heads, or listen to it before it is sharded"
+            f"heads must be sharded in a known way to be watched: {layer}{over}; shard them with "
+            "headwise.parallel.shard_heads, or watch the model before it is sharded"
         )
     if heads == total:
         return None  # gathered by its plan before it attends
@@ -539,8 +539,9 @@ def _local_heads_of_plan(
     kv_total = getattr(config, "num_key_value_heads", None) or total
     if heads * ranks != total or kv_heads * ranks != kv_total:
         raise ArgumentError(
-            f"heads must lie evenly over processes: {layer}{over}, with {kv_heads} of {kv_total} key heads, "
-            f"and its config says {total} heads; use a number of processes that divides both"
+            f"heads must be distributed evenly over processes: {layer}{over}, with {kv_heads} of "
+            f"{kv_total} key heads, and its config says {total} heads; use a number of processes that "
+            "divides both"
         )
     group = parameter.device_mesh.get_group()
     return LocalHeads(torch.distributed.get_rank(group) * heads, heads, total, kv_heads, kv_total, group)

@@ -347,8 +347,8 @@ class Attachment:
                     continue
                 if weights.ranks is not None and not listener.hears_shards:
                     raise ArgumentError(
-                        f"model must not lie over ranks while it is changed or measured by more than watch: "
-                        f"{named or 'the model itself'} does, over {weights.ranks}; use one process"
+                        "model must not be sharded by sequence for anything except watch: "
+                        f"{named or 'the model itself'} is, over {weights.ranks} ranks; use one process"
                     )
                 call = LayerCall(named, kind, weights, value, output, run.forward, tokens)
                 changed = listener.hear(
@@ -419,7 +419,7 @@ class Attachment:
             some = f"fallback='eager' reads the first {len(readable)} ({memory})"
             advice = f"{some}, fallback='skip' leaves all of them out"
         raise AttentionBypassed(
-            f"model must send its attention where it can be heard: {', and '.join(parts)}; {advice}"
+            f"model must have attention that can be heard: {', and '.join(parts)}; {advice}"
         )
 
     def _warning(self, bypassed: dict[str, Bypassed]) -> str:

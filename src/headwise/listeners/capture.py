@@ -149,14 +149,15 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
             message = f"watch has no attribute {name!r}"
             if hasattr(Heads, name):
                 message += (
-                    f": it is the heads' own; write with headwise.watch(model) as heads, and heads.{name}"
+                    ": it is an attribute of heads; write with headwise.watch(model) as heads, and read "
+                    f"heads.{name}"
                 )
             raise AttributeError(message)
 
         def __getitem__(self, layer: Layer) -> NoReturn:
             raise ArgumentError(
                 f"watch must be entered before its heads are read: got watch(model)[{layer!r}]; write with "
-                f"headwise.watch(model) as heads, run the model in it, and ask heads[{layer!r}]"
+                f"headwise.watch(model) as heads, run the model in it, and read heads[{layer!r}]"
             )
 
     # Beginning and ending
@@ -250,8 +251,8 @@ class _Listener(Listener):
         B, H, T, S = shape = call.weights.shape
         if call.weights.ranks is not None and (self.between or self.writer is not None):
             raise ArgumentError(
-                f"{'diversity' if self.between else 'written'} must be left out where a sequence lies over "
-                f"ranks: got True, over {call.weights.ranks}; measure it in one process"
+                f"{'diversity' if self.between else 'written'} must be left out if a sequence is sharded "
+                f"over ranks: got True with {call.weights.ranks} ranks; measure it in one process"
             )
         # A call without values has weights only, and no scores.
         names, pooled = self.names if call.value is not None else self._without_scores, self.pooled

@@ -173,14 +173,14 @@ def by_path(
             raise ArgumentError(f"in {argument}, {error}") from None
         if path in values:
             raise ArgumentError(
-                f"{argument} must hold a layer once: got {layer!r}, {path}, again; leave one out"
+                f"{argument} must name a layer only once: got {layer!r}, {path}, again; leave one out"
             )
         values[path] = by_name[layer]
     present = set(map(base_of, values))
     for path in () if chosen is None else chosen.paths:
         if path not in present:
             raise ArgumentError(
-                f"{argument} must hold every layer: {path} is missing; make them with {maker}"
+                f"{argument} must hold every layer: {path} is missing; compute them with {maker}"
             )
     return values
 
@@ -189,7 +189,7 @@ def of_visit(values: Mapping[str, Value], path: str, argument: str, maker: str) 
     """Return the value for a call, whose path is a `LayerCall.path`: that of its visit, or of its layer."""
     value = values.get(_visit(path), values.get(base_of(path)))
     if value is None:
-        raise ArgumentError(f"{argument} must hold every visit: {path} is missing; make them with {maker}")
+        raise ArgumentError(f"{argument} must hold every visit: {path} is missing; compute them with {maker}")
     return value
 
 
@@ -252,8 +252,8 @@ def outputs_of(call: LayerCall) -> Tensor:
     """
     if call.output is None:
         raise AttentionBypassed(
-            f"heads must have outputs that can be changed: of {call.path} only the weights "
-            f"{list(call.weights.shape)} are heard (fallback='eager'); leave this layer out"
+            f"heads must have outputs that can be changed: in {call.path} only the weights "
+            f"{list(call.weights.shape)} can be read (fallback='eager'); leave this layer out"
         )
     return call.output
 
@@ -267,8 +267,8 @@ def check_any(
     """
     if ran and not calls and not elsewhere and fallback != "skip":
         raise AttentionBypassed(
-            f"model must have attention that can be heard: {type(model).__name__} ran {ran} times "
-            "and none was; is there softmax attention in it?"
+            f"model must have attention that can be heard: {type(model).__name__} ran {ran} times without "
+            "any; check that it has softmax attention"
         )
 
 
@@ -330,8 +330,8 @@ class ChosenListening(AbstractContextManager[Inside]):
         if silent:
             absent = ", ".join(path or "the model itself" for path in silent)
             raise ArgumentError(
-                f"heads must be in layers that run: the model ran {ran} times and {absent} never "
-                "attended; nothing was done to them, leave them out"
+                f"heads must be in layers that run: the model ran {ran} times and {absent} never ran; "
+                "leave them out, nothing was done to them"
             )
 
 

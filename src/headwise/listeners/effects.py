@@ -122,7 +122,7 @@ class Effects(HeadScores):
             if len(values) != len(heads[path]):
                 raise ArgumentError(
                     f"effects must be of the model that was watched: {path} has {len(heads[path])} heads "
-                    f"there, and {len(values)} were measured; measure this model's"
+                    f"there, and {len(values)} were measured; compute effects of this model"
                 )
             for head, value in enumerate(values.tolist()):
                 effect = value if math.isfinite(value) else None
@@ -131,7 +131,7 @@ class Effects(HeadScores):
         if not rows:
             raise ArgumentError(
                 f"effects must be of the model that was watched: of {', '.join(self.paths) or 'no layer'}, "
-                f"and heads are of {', '.join(heads.paths) or 'no layer'}; measure this model's"
+                f"and heads are of {', '.join(heads.paths) or 'no layer'}; compute effects of this model"
             )
         sentence = SENTENCES[self.of]
         if batch is None and self.sequences != 1:
@@ -225,8 +225,8 @@ def effects(
     check_count(top, "top", "10 is usual")
     if tokenizer is not None and not hasattr(tokenizer, "convert_ids_to_tokens"):
         raise ArgumentError(
-            f"tokenizer must name tokens: {type(tokenizer).__name__} has no convert_ids_to_tokens; give the "
-            "model's own, or none"
+            f"tokenizer must name tokens: {type(tokenizer).__name__} has no convert_ids_to_tokens; pass "
+            "the model's own tokenizer, or none"
         )
     _check_eval_mode(model, also_dropout=True)
     _check_inputs(inputs)
@@ -278,7 +278,7 @@ def _check_inputs(inputs: object) -> None:
     """Raise `ArgumentError` for inputs that are a text or contain a cache."""
     if isinstance(inputs, (str, bytes)):
         raise ArgumentError(
-            f"inputs must be what the model takes: got {inputs[:20]!r}; use tokenizer(text, "
+            f"inputs must be tensors that the model takes: got {inputs[:20]!r}; use tokenizer(text, "
             "return_tensors='pt')"
         )
     for name in PAST:
@@ -425,8 +425,8 @@ def _switched_off(heads: Sequence[Place], counts: Mapping[Layer, int]) -> tuple[
         if layer not in counts or head >= counts[layer]:
             size = f"{counts[layer]} heads in layer {layer}" if layer in counts else f"{len(counts)} layers"
             raise ArgumentError(
-                f"roles must be of this model: head {layer}.{head} was found, and there are {size}; measure "
-                "them with headwise.roles(model, tokenizer)"
+                f"roles must be of this model: they name head {layer}.{head}, and the model has {size}; "
+                "measure them with headwise.roles(model, tokenizer)"
             )
         fits = 2 * (off_by_layer[layer] + 1) <= counts[layer]
         off_by_layer[layer] += fits

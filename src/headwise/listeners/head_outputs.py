@@ -100,8 +100,8 @@ class HeadOutputs(ByLayer[Tensor]):
         model = None if self._model is None else self._model()
         if model is None:
             raise ArgumentError(
-                f"outputs must come from a model that is still there: that of layer {layer} is gone; collect "
-                "them again, or give show.outputs_picture a projection"
+                f"outputs must belong to a model that still exists: that of layer {layer} was deleted; "
+                "collect them again, or give show.outputs_picture a projection"
             )
         _, H, _, Dv = self[layer].shape
         return output_projection(model, self.path_of(layer), H, Dv)
@@ -266,7 +266,7 @@ def output_projection(model: nn.Module, path: str, num_heads: int, value_dim: in
             return OutputProjection(weight, bias, num_heads)
         reason = f"has {num_heads} heads of {value_dim} and {weight.shape[0]} channels into {name}"
     raise ArgumentError(
-        f"written must know the output projection of heads: {base or 'the model itself'} "
+        f"written=True must have a known output projection: {base or 'the model itself'} "
         f"({type(module).__name__}) {reason}; read only its weights: watch(model)"
     )
 
@@ -288,7 +288,7 @@ def _projection_name(model: nn.Module, path: str, module: nn.Module) -> tuple[st
     if not names and isinstance(getattr(getattr(parent, "output", None), "dense", None), nn.Module):
         names = [BERT.out]
     if len(names) != 1:
-        return "", f"has {' and '.join(names) or 'no output projection by any name that is known'}"
+        return "", f"has {' and '.join(names) or 'no output projection with a known name'}"
     parts = (*module._modules, *module._parameters)
     rest = [name for name in parts if name not in (*names, *AFTER) and not BEFORE.match(name)]
     strange = [name for name in rest if not isinstance(getattr(module, name), nn.Identity | None)]
@@ -305,13 +305,13 @@ def _why_not_plain(name: str, out: nn.Module, is_split: bool) -> str | None:
     if not is_plain and not is_split:
         return f"has {name} of {type(out).__name__}, not nn.Linear: merge or unwrap it first"
     if type(out._parameters.get("weight")) is not nn.Parameter and not is_split:
-        return f"has {name}.weight of {type(out.weight).__name__}: take masks and quantisation off first"
+        return f"has {name}.weight of {type(out.weight).__name__}: remove masks and quantisation first"
     if "forward" in vars(out) and "_old_forward" not in vars(out):  # accelerate's forward only moves weights
-        return f"has {name} with a forward of its own, which may write something else: take it off first"
+        return f"has {name} with a forward of its own, which may write something else: remove it first"
     hooks = len(out._forward_pre_hooks) + len(out._forward_hooks)
     if hooks:
         plural = "s" * (hooks > 1)
-        return f"has {name} with {hooks} forward hook{plural}, which may change it: take it off first"
+        return f"has {name} with {hooks} forward hook{plural}, which may change it: remove it first"
     return None
 
 
@@ -333,8 +333,8 @@ def written_norms(model: nn.Module, call: LayerCall) -> Tensor:
     """
     if call.value is None or isinstance(call.weights.parts()[0], GivenWeights):
         raise ArgumentError(
-            f"written must have values: of {call.path} only the weights {list(call.weights.shape)} "
-            "are heard (fallback='eager'); read only those: watch(model, fallback='eager')"
+            f"written=True must have values: in {call.path} only the weights {list(call.weights.shape)} "
+            "can be read (fallback='eager'); read only those: watch(model, fallback='eager')"
         )
     v = call.value.detach()
     (B, Hk, S, Dv), H = v.shape, call.num_heads

@@ -133,8 +133,9 @@ class Importance(HeadScores):
             for numbers in (range(count, -1, -1), range(count, len(heads) + 1))
         )
         raise ArgumentError(
-            f"count must come from whole groups: got {count}, and groups that share a key/value head have "
-            f"{' or '.join(map(str, sizes))} query heads; use {below} or {above}, or groups=False for ablate"
+            f"count must be a sum of whole groups: got {count}, and groups that share a key/value head "
+            f"have {' or '.join(map(str, sizes))} query heads; use {below} or {above}, or groups=False for "
+            "ablate"
         )
 
     def _groups(self) -> list[Group]:
@@ -250,7 +251,7 @@ def importance(
     Michel 2019, section 4.1.
     """
     if method not in METHODS:
-        raise ArgumentError(f"method must be known: got {method!r}; {nearest(str(method), METHODS)}")
+        raise ArgumentError(f"method must be a known name: got {method!r}; {nearest(str(method), METHODS)}")
     if reduction not in REDUCTIONS:
         raise ArgumentError(
             f"reduction must be 'mean' or 'sum': got {reduction!r}; torch's losses take the mean"
@@ -329,7 +330,7 @@ def _by_gradient(
             for path, output in calls:
                 if len(output) != sizes[path]:
                     raise ShapeError(
-                        f"loss_fn must give a layer one batch size: {path} saw {sizes[path]} and "
+                        f"loss_fn must run a layer with one batch size: {path} got {sizes[path]} and "
                         f"{len(output)} sequences in one loss; use batches of one size"
                     )
             visits = [(path, len(output), output.shape[2], output) for path, output in calls]
@@ -398,8 +399,8 @@ def _check_attention(model: nn.Module, calls: Sized) -> None:
     """Raise `ArgumentError` if no attention was heard."""
     if not calls:
         raise ArgumentError(
-            f"model must run attention in its loss: none was heard in {type(model).__name__}; is it the "
-            "model that loss_fn runs?"
+            f"model must run attention in its loss: none was heard in {type(model).__name__}; check that "
+            "loss_fn runs this model"
         )
 
 
@@ -518,7 +519,9 @@ def robustness(
     methods = [method] if isinstance(method, str) else list(method)
     for name in methods:
         if name not in CURVES:
-            raise ArgumentError(f"method must be of 'importance' and 'random': got {name!r}; or both")
+            raise ArgumentError(
+                f"method must be 'importance', 'random' or both in a list: got {name!r}; both are the default"
+            )
     check_count(repeats, "repeats", "5 shows a spread")
     requested = _as_integers(points)
     stored = list(as_batches(batches))
@@ -567,8 +570,8 @@ def _as_integers(points: int | Sequence[int] | None) -> int | list[int]:
         count = POINTS if points is None else index(points)
     except TypeError:
         raise ArgumentError(
-            f"points must be a whole number, or whole numbers of removed heads: got {points!r}; a share of "
-            "the heads goes in as [round(share * num_heads)]"
+            f"points must be a whole number, or whole numbers of removed heads: got {points!r}; pass a "
+            "share of the heads as [round(share * num_heads)]"
         ) from None
     if isinstance(points, bool) or count < 1:
         raise ArgumentError(f"points must be at least 1: got {points!r}; 10 draws a curve")

@@ -266,7 +266,7 @@ class Step(ContextDecorator, AbstractContextManager[Owner]):
     def __del__(self) -> None:
         if self.__dict__.get("_unused") and not sys.is_finalizing():
             warnings.warn(
-                "nothing was measured by monitor.step(): it is a block and was never entered; write with "
+                "nothing was measured by monitor.step(): it must be entered as a block; write with "
                 "monitor.step(): loss = model(x)",
                 RuntimeWarning,
                 stacklevel=2,
@@ -278,7 +278,8 @@ class Step(ContextDecorator, AbstractContextManager[Owner]):
             message = f"step() has no attribute {name!r}"
             if not name.startswith("_") and hasattr(self._monitor, name):
                 message += (
-                    f": it is the monitor's own; write with monitor.step(): model(x), then monitor.{name}"
+                    ": it is an attribute of the monitor; write with monitor.step(): model(x), then "
+                    f"monitor.{name}"
                 )
                 self._unused = False  # the error explains it
             raise AttributeError(message)
@@ -326,13 +327,13 @@ class Alarms:
     def __post_init__(self) -> None:
         if self.entropy is not None and not (_is_number(self.entropy) and 0 < self.entropy < 1):
             raise ArgumentError(
-                f"entropy must be a share of the largest, between 0 and 1: got {self.entropy!r}; 0.02 is "
-                "next to one key, None looks for none"
+                f"entropy must be a share of the largest entropy, between 0 and 1: got {self.entropy!r}; "
+                "0.02 means almost a single key, None turns this alarm off"
             )
         if self.max_logit is not None and not (_is_number(self.max_logit) and self.max_logit > 0):
             raise ArgumentError(
-                f"max_logit must be above 0: got {self.max_logit!r}; 250 is beyond healthy models, None "
-                "looks for none"
+                f"max_logit must be above 0: got {self.max_logit!r}; 250 is more than healthy models "
+                "reach, None turns this alarm off"
             )
         if not isinstance(self.dead, bool):
             raise ArgumentError(
@@ -340,8 +341,8 @@ class Alarms:
             )
         if self.entropy is None and self.max_logit is None and not self.dead:
             raise ArgumentError(
-                "alarms must look for something: got None for entropy and max_logit, and dead=False; leave "
-                "alarms out"
+                "alarms must include at least one: got None for entropy and max_logit, and dead=False; "
+                "leave alarms out"
             )
 
     @property
@@ -398,7 +399,7 @@ class AlarmState:
     def __init__(self, alarms: Alarms, dead: float | None) -> None:
         if alarms.dead and dead is None:
             raise ArgumentError(
-                "dead must be a share where alarms look for dead heads: got dead=None beside "
+                "dead must be a share if alarms look for dead heads: got dead=None with "
                 "Alarms(dead=True); give Alarms(dead=False)"
             )
         self.thresholds = {

@@ -142,7 +142,7 @@ def _real(model: nn.Module, B: int, T: int, calls: Sequence[CallShape]) -> Tenso
     if padded is not None:
         raise ArgumentError(
             f"model must return an output for every position: {type(model).__name__} gave {[B, T]} for "
-            f"padded {list(padded)}, and which are real is not known; give one sequence"
+            f"padded {list(padded)}, and it is unknown which are real; pass one sequence"
         )
     return None
 
@@ -368,7 +368,8 @@ class LanguageModel:
             size = self.model.config.vocab_size
         if size is not None and most >= size:
             raise ArgumentError(
-                f"tokenizer must fit the model: token {most} for a vocabulary of {size}; are they a pair?"
+                f"tokenizer must fit the model: token {most} for a vocabulary of {size}; use the model's "
+                "own tokenizer"
             )
         if self._checked:
             return

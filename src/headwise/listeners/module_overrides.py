@@ -445,8 +445,8 @@ class _WrappingForward:
         if copied and not isinstance(self._original, FunctionType):
             raise ArgumentError(
                 f"forward must be wrapped outside a block to be copied: this {type(module).__name__} is a "
-                f"copy of one whose {type(self._original).__name__} was wrapped while headwise listened; "
-                "take the wrapper off, copy, and wrap the copy"
+                f"copy of a module whose {type(self._original).__name__} was wrapped while headwise was "
+                "listening; remove the wrapper, copy the module, and wrap the copy"
             )
 
 

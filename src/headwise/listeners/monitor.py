@@ -163,7 +163,7 @@ class Monitor:
         if dead is not None and (isinstance(dead, bool) or not 0 <= dead < 1):
             raise ArgumentError(
                 f"dead must be a share of the layer's mean output norm, from 0 to below 1: got {dead!r}; "
-                "0.01 finds heads with almost no output, None looks for none"
+                "0.01 finds heads with almost no output, None turns this off"
             )
         if alarms is not None and not isinstance(alarms, Alarms):
             raise ArgumentError(f"alarms must be headwise.Alarms: got {alarms!r}; for example Alarms()")
@@ -248,16 +248,16 @@ class Monitor:
         """Raise or warn because the model did not run in a due step."""
         if self._last is None:
             raise ArgumentError(
-                f"step must have the model run in it: {type(self.model).__name__} ran 0 times; put its "
-                "forward inside `with monitor.step()`"
+                f"step must run the model: {type(self.model).__name__} ran 0 times; put its forward inside "
+                "`with monitor.step()`"
             )
         self._missed += 1
         if self._missed >= PATIENCE and not self._warned:
             self._warned = True
             warnings.warn(
-                f"monitor must have its model run in its steps: {type(self.model).__name__} ran 0 times in "
-                f"{PATIENCE} to be measured since step {self._last}; put its forward inside `with "
-                "monitor.step()`, or make a new monitor where another model took its place",
+                f"monitor must see its model run in its steps: {type(self.model).__name__} ran 0 times in "
+                f"{PATIENCE} steps to be measured since step {self._last}; put its forward inside `with "
+                "monitor.step()`, or create a new monitor if the model was replaced",
                 stacklevel=5,  # past Step and contextlib, where the block ends
             )
 
@@ -429,8 +429,8 @@ def trainer_callback(every: int | Monitor = 100, **options: Unpack[MonitorOption
     """
     if isinstance(every, Monitor) and options:
         raise ArgumentError(
-            f"options must be those of the monitor itself: got {', '.join(options)} beside a monitor; give "
-            "them to Monitor(model, ...)"
+            f"options must not be given with a monitor: got {', '.join(options)} and a monitor; pass them "
+            "to Monitor(model, ...)"
         )
     if not isinstance(every, Monitor):
         Monitor(nn.Identity(), every, **options)  # raises if the arguments are wrong

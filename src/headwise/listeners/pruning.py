@@ -104,8 +104,8 @@ def prune(model: nn.Module, heads: Heads) -> Pruned:
     chosen = ChosenHeads(model, heads)
     if chosen.visited:
         raise ArgumentError(
-            f"heads must be pruned in every visit of a layer: got {chosen.visited[0]!r}; its weights are "
-            "shared, name it without the visit"
+            f"heads must be pruned in every visit of a layer: got {chosen.visited[0]!r}; all visits share "
+            "its weights, so leave out the visit"
         )
     plan: list[tuple[Prunable, list[int], list[int]]] = []
     removed: dict[str, list[int]] = {}
@@ -135,13 +135,14 @@ def _prunable(model: nn.Module, path: str) -> Prunable:
     module = model.get_submodule(path)
     if isinstance(module, nn.MultiheadAttention):
         raise ArgumentError(
-            f"model must have attention that can be smaller: {path} is torch's {type(module).__name__}, "
-            f"whose {module.num_heads} heads always fill embed_dim = {module.embed_dim}; put "
-            "headwise.MultiHeadAttention.from_torch(module) in its place, or use headwise.ablate"
+            f"model must have attention that can be made smaller: {path} is torch's "
+            f"{type(module).__name__}, whose {module.num_heads} heads always make up embed_dim = "
+            f"{module.embed_dim}; replace it by headwise.MultiHeadAttention.from_torch(module), or use "
+            "headwise.ablate"
         )
     raise ArgumentError(
         f"model must have attention of a known family to be pruned: {path} is {type(module).__name__}; "
-        f"known are {', '.join(FAMILIES)}; headwise.ablate switches heads off in any"
+        f"supported are {', '.join(FAMILIES)}; headwise.ablate switches heads off in any model"
     )
 
 
@@ -202,7 +203,7 @@ def load_pruned(cls_or_model: Any, folder: str | os.PathLike[str], **changes: An
     if isinstance(cls_or_model, nn.Module):
         if changes:
             raise ArgumentError(
-                f"changes must go with a class: got {', '.join(changes)} for a model that is built; "
+                f"changes must be given only with a class: got {', '.join(changes)} with a model instance; "
                 "change its config"
             )
         model: Any = cls_or_model
@@ -335,9 +336,8 @@ def _remaining_kv_heads(layer: Prunable, remaining: Sequence[int]) -> list[int]:
     path, H, Hk = layer.path, layer.num_heads, layer.num_kv_heads
     if not remaining:
         raise ArgumentError(
-            f"heads must leave one in every layer: all {H} of {path or 'the model itself'} would go; "
-            "keep one, or take the whole "
-            "layer out of the model"
+            f"heads must leave one in every layer: all {H} of {path or 'the model itself'} would be "
+            "removed; keep one, or remove the whole layer from the model"
         )
     group = H // Hk
     counts = [sum(head // group == kv_head for head in remaining) for kv_head in range(Hk)]
@@ -350,8 +350,8 @@ def _remaining_kv_heads(layer: Prunable, remaining: Sequence[int]) -> list[int]:
         )
         raise ArgumentError(
             f"heads must leave groups of one size: in {path} the {Hk} key/value heads would serve "
-            f"{', '.join(map(str, counts))} of {group} query heads each; prune as many in every group, or "
-            f"all of group {part}"
+            f"{', '.join(map(str, counts))} of {group} query heads each; prune the same number in every "
+            f"group, or all of group {part}"
         )
     return [kv_head for kv_head, count in enumerate(counts) if count]
 
@@ -377,8 +377,8 @@ def _check(model: nn.Module, path: str, layers: Sequence[tuple[str, nn.Module]])
     for name, layer in layers:
         if type(layer) is not nn.Linear and not is_conv1d(layer):
             raise ArgumentError(
-                f"model must have plain projections to be pruned: {path}.{name} is "
-                f"{type(layer).__name__}; merge or unwrap what was put around nn.Linear first"
+                f"model must have plain projections to be pruned: {path}.{name} is {type(layer).__name__}; "
+                "merge or remove the wrapper of nn.Linear first"
             )
         for end in ("weight", "bias"):
             parameter = layer._parameters.get(end)
@@ -387,11 +387,11 @@ def _check(model: nn.Module, path: str, layers: Sequence[tuple[str, nn.Module]])
             if type(parameter) is not nn.Parameter:
                 raise ArgumentError(
                     f"model must have plain weights to be pruned: {path}.{name}.{end} is "
-                    f"{type(parameter).__name__}; take masks and quantisation off first"
+                    f"{type(parameter).__name__}; remove masks and quantisation first"
                 )
             if len(owners[id(parameter)]) > 1:
                 raise ArgumentError(
-                    f"model must not share the weights that are pruned: {path}.{name}.{end} is one with "
+                    f"model must not share the weights that are pruned: {path}.{name}.{end} is shared with "
                     f"{', '.join(owners[id(parameter)])}; give each a copy first"
                 )
 
@@ -443,20 +443,20 @@ def headwise_layer(model: nn.Module, path: str) -> Prunable | None:
     if module.local_heads is not None:
         raise ArgumentError(
             f"model must have all heads in one process to be pruned: {path or 'the model itself'} has "
-            f"{module.local_heads}; prune first, shard then, or switch heads off with headwise.ablate"
+            f"{module.local_heads}; prune before sharding, or switch heads off with headwise.ablate"
         )
     names = ["q_proj", "k_proj", "v_proj", "out_proj", *([] if module.gate_proj is None else ["gate_proj"])]
     _check(model, path, [(name, getattr(module, name)) for name in names])
     if module.qk_norm is not None and module.qk_norm.whole:
         raise ArgumentError(
-            f"model must have norms head by head to be pruned: {path} has {module.qk_norm}, over "
-            "all heads together, which would change with any of them; use headwise.ablate"
+            f"model must have norms per head to be pruned: {path} has {module.qk_norm} over all heads "
+            "together, which changes if a head is removed; use headwise.ablate"
         )
     bias = module.relative_bias
     users = [name for name, other in model.named_modules(remove_duplicate=False) if other is bias]
     if len(users) > 1:
         raise ArgumentError(
-            f"model must not share the weights that are pruned: {users[0]} is one with "
+            f"model must not share the weights that are pruned: {users[0]} is shared with "
             f"{', '.join(users[1:])}; give each layer a copy first"
         )
 
@@ -539,7 +539,7 @@ def _check_dependencies(model: nn.Module, path: str, module: nn.Module, names: N
             raise _unsupported(path, module, f"{name} {list(value.shape)}")
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         if HEAD_BIAS.search(name):
-            raise _unsupported(path, module, f"scores to which {name} {list(value.shape)} adds")
+            raise _unsupported(path, module, f"{name} {list(value.shape)}, which is added to the scores")
     forward = inspect.unwrap(type(module).forward).__code__
     read = forward.co_names
     foreign = [name for name in (*COUNTS, *KV_COUNTS) if name in read and not hasattr(module, name)]
@@ -553,8 +553,8 @@ def _check_dependencies(model: nn.Module, path: str, module: nn.Module, names: N
 def _unsupported(path: str, module: nn.Module, feature: str) -> ArgumentError:
     """Return the error for a layer that has something that may depend on its heads."""
     return ArgumentError(
-        f"model must have attention whose heads are known to be apart: {path} ({type(module).__name__}) has "
-        f"{feature}; switch its heads off with headwise.ablate instead"
+        f"model must have attention whose heads are known to be independent: {path} "
+        f"({type(module).__name__}) has {feature}; switch its heads off with headwise.ablate instead"
     )
 
 

@@ -126,8 +126,8 @@ def roles(
         readings = [reading for text in texts if (reading := _encode(tokenizer, text)) is not None]
         if not readings:
             raise ArgumentError(
-                f"tokenizer must know the words: none of {len(texts)} sentences is without an unknown one, "
-                f"such as {texts[0].text!r}; is it the model's own?"
+                f"tokenizer must know the words: all {len(texts)} sentences have an unknown word, such as "
+                f"{texts[0].text!r}; use the model's own tokenizer"
             )
         _check_fit(model, readings)
         causal = _is_causal(model, readings[0])
@@ -222,8 +222,8 @@ def _encode(tokenizer: Any, sentence: Sentence, causal: bool = False) -> _Tokeni
     for word, tokens in zip(sentence.words, words, strict=True):
         if not tokens:
             raise ArgumentError(
-                f"tokenizer must give every word a token: {word!r} has none of {type(tokenizer).__name__}; "
-                "is it the model's own?"
+                f"tokenizer must give every word a token: {word!r} has none in {type(tokenizer).__name__}; "
+                "use the model's own tokenizer"
             )
     return _TokenizedSentence(sentence, ids, words)
 
@@ -239,7 +239,7 @@ def _tokens(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]
         raise
     except (NotImplementedError, TypeError, KeyError, ValueError) as error:
         raise ArgumentError(
-            f"tokenizer must tell where its tokens are: {type(tokenizer).__name__} has no offsets "
+            f"tokenizer must return the offsets of tokens: {type(tokenizer).__name__} returns none "
             f"({type(error).__name__}); use a fast tokenizer of transformers"
         ) from error
 
@@ -250,7 +250,8 @@ def _check_fit(model: nn.Module, readings: Sequence[_TokenizedSentence]) -> None
     size, largest = getattr(config, "vocab_size", None), max(max(reading.ids) for reading in readings)
     if isinstance(size, int) and largest >= size:
         raise ArgumentError(
-            f"tokenizer must fit the model: token {largest} for a vocabulary of {size}; are they a pair?"
+            f"tokenizer must fit the model: token {largest} for a vocabulary of {size}; use the model's "
+            "own tokenizer"
         )
     longest = max(len(reading.ids) for reading in readings)
     is_ours = isinstance(
@@ -293,8 +294,8 @@ class AheadListener(Listener):
             weights = call.weights.detach().dense()
             if weights.isnan().any():
                 raise ArgumentError(
-                    f"model must give weights that are numbers: {call.path} has NaN; was it trained in too "
-                    "few bits?"
+                    f"model must compute finite weights: those of {call.path} are NaN; try a dtype of more "
+                    "bits"
                 )
             self.looks_ahead.append(bool(weights.triu(1).any()))
 
@@ -482,13 +483,15 @@ def _write_cached(name: str, result: Roles, weights: list[list[list[float]]]) ->
     folder = _cache_folder()
     try:
         if folder is None:
-            raise ArgumentError("cache must have a folder: the user has no home; set XDG_CACHE_HOME")
+            raise ArgumentError("cache must have a folder: the user has no home folder; set XDG_CACHE_HOME")
         folder.mkdir(parents=True, exist_ok=True)
         with whole_file(folder / name, "cache") as file:
             file.write_text(json.dumps({"roles": result.to_json(), "proof": weights}), "utf-8")
     except (OSError, ArgumentError) as error:
         # 4: past `roles` and its no_grad, to the caller
-        warnings.warn(f"roles were measured but could not be saved: {error}; or use keep=False", stacklevel=4)
+        warnings.warn(
+            f"roles were measured but could not be saved: {error}; or pass keep=False", stacklevel=4
+        )
 
 
 # Retrieval
@@ -596,8 +599,8 @@ def retrieval_scores(
             ids, cache = output.logits[:, -1:].argmax(-1), getattr(output, "past_key_values", None)
             if cache is None and step + 1 < count:
                 raise ArgumentError(
-                    f"model must give a cache: {type(model).__name__} gave past_key_values=None in step "
-                    f"{step + 1} of {count}; use model.eval(), and a causal language model"
+                    f"model must return a cache: {type(model).__name__} returned past_key_values=None in "
+                    f"step {step + 1} of {count}; use model.eval(), and a causal language model"
                 )
             new.append(ids[0, 0])
     check_any(model, count, listener.top_keys, fallback)

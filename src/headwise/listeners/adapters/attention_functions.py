@@ -463,13 +463,13 @@ def difference(result: Any, output: Tensor, weights: Tensor) -> str | None:
     None if it differs by no more than rounding.
     """
     if not isinstance(result, tuple) or len(result) != 2:
-        return f"returns a {type(result).__name__} in place of (output, weights)"
+        return f"returns a {type(result).__name__} instead of (output, weights)"
     for name, tensor, expected in (("output", result[0], output), ("weights", result[1], weights)):
         if name == "weights" and tensor is None:
             continue
         if not isinstance(tensor, Tensor) or tensor.shape != expected.shape:
             shape = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-            return f"returns {name} {shape} in place of {list(expected.shape)}"
+            return f"returns {name} {shape} instead of {list(expected.shape)}"
         distance = float((tensor.to(expected.dtype) - expected).abs().max())
         if not distance <= TOLERANCE:  # also True for NaN
             return f"returns {name} up to {distance:.2g} away from softmax(q k^T scaling + mask) v"

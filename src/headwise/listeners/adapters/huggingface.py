@@ -263,7 +263,7 @@ def attend_for(
     if reason is not None and any(attachment.fallback is None for attachment in listening):
         raise AttentionBypassed(
             f"attention of {path_of(module)} must be one that headwise knows: {reason}; read its weights "
-            "with fallback='eager' if it makes them, or leave this layer out with fallback='skip'"
+            "with fallback='eager' if it computes them, or leave this layer out with fallback='skip'"
         )
     with quietly():
         result = function(module, *map(as_tensor, args), **{n: as_tensor(x) for n, x in kwargs.items()})
@@ -383,7 +383,7 @@ def _check(code: AttentionCode, function: Function, call: FunctionCall, dropout:
         try:
             output, weights = _computed(code, reading, call)
         except HeadwiseError as error:
-            reasons.append(f"takes what headwise does not ({error})")
+            reasons.append(f"takes arguments that headwise does not support ({error})")
             continue
         reason = difference(result, output, weights)
         if reason is None and dropped is not None:

@@ -324,8 +324,8 @@ def rules_of(
             return mask.bound_rules(itself)
         if mask.key_len < key_len:
             raise AttentionBypassed(
-                f"attention_mask must cover every key: it has {mask.key_len} of {key_len}, for this "
-                "layer adds keys of its own that headwise knows nothing of; use output_attentions=True"
+                f"attention_mask must cover every key: it has {mask.key_len} of {key_len}, since this "
+                "layer adds keys of its own, which headwise does not know; use output_attentions=True"
             )
         mask = mask.dense[..., :key_len]
     if mask.is_floating_point():  # -10000 hides a key like the lowest number: its weight is 0
