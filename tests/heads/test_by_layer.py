@@ -35,7 +35,9 @@ def test_a_layer_goes_by_its_number_its_path_the_end_of_its_path_and_from_the_en
 def test_numbers_are_the_models_whatever_is_there() -> None:
     actual = ByLayer({"h.2.attn": 2, "h.1.attn": 1}, NAMES)
     assert list(actual) == [2, 1] and actual[2] == 2 and actual[-3] == 1
-    with pytest.raises(ArgumentError, match=r"layer must be one that ran: got -1 \(h\.3\.attn\), which did not run"):
+    with pytest.raises(
+        ArgumentError, match=r"layer must be one that ran: got -1 \(h\.3\.attn\), which did not run"
+    ):
         actual[-1]
     with pytest.raises(ArgumentError, match=r"layer must be one of 0 to 3: got 7; there are h\.0\.attn"):
         actual[7]

@@ -207,7 +207,7 @@ def test_one_number_is_the_mean_over_pairs_of_different_heads() -> None:
         (lambda w: heads.attention_overlap(w.select(keys=[2])), ArgumentError, "holds 1 chosen of 17"),
         (lambda w: heads.similarity(Q[0]), ShapeError, "4 dimensions [B, H, T, D]: got 3, [6, 13, 7]"),
         (lambda w: heads.similarity(Q.long()), ArgumentError, "x must be floating point: got torch.int64"),
-        (lambda w: heads.similarity(Q, REAL[:1]), ShapeError, "a position: [1, 13] for [B, T] = [2, 13]"),
+        (lambda w: heads.similarity(Q, REAL[:1]), ShapeError, "per position: [1, 13] for [B, T] = [2, 13]"),
         (lambda w: heads.similarity(Q, REAL.int()), ArgumentError, "counted must be bool: got torch.int32"),
         (lambda w: heads.one_number(Q), ShapeError, "matrix must be square [B, H, H]: got [2, 6, 13, 7]"),
     ],

@@ -159,7 +159,9 @@ def test_unknown_tokens_are_partners_by_position_and_must_be_equally_many() -> N
     mha, x = MultiHeadAttention(12, 3), torch.randn(2, 7, 12)
     same = watched(mha, x).changes(watched(mha, x))
     assert same.text.by_position and all(change.distance == 0 for change in same)
-    with pytest.raises(ArgumentError, match="tokens must be known if their numbers differ: 7 and 5 positions"):
+    with pytest.raises(
+        ArgumentError, match="tokens must be known if their numbers differ: 7 and 5 positions"
+    ):
         watched(mha, x).changes(watched(mha, x[:, :5]))
 
 

@@ -240,7 +240,9 @@ def test_numbers_of_layers_are_the_models_whatever_ran_first() -> None:
     assert actual.paths == ["layers.1", "layers.0"] and list(actual) == [1, 0]
     assert actual[-1] is actual[1] is actual["layers.1"]
     partly = importance(model, [x], lambda m, x: m.layers[1](x)[0].square().mean())
-    with pytest.raises(ArgumentError, match=r"layer must be one that ran: got 0 (layers.0), which did not run"):
+    with pytest.raises(
+        ArgumentError, match=r"layer must be one that ran: got 0 \(layers.0\), which did not run"
+    ):
         partly[0]
 
 
@@ -408,7 +410,7 @@ def test_a_layer_must_see_one_batch_size_in_a_loss() -> None:
     def uneven(m: nn.Module, x: Tensor) -> Tensor:
         return m(x).sum() + m(x[:1]).sum()
 
-    refused(ShapeError, "layers.0 saw 3 and 1 sequences", ours(), [numbers(3, 5, 13)], uneven)
+    refused(ShapeError, "layers.0 got 3 and 1 sequences", ours(), [numbers(3, 5, 13)], uneven)
 
 
 class Windows(nn.Module):

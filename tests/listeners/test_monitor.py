@@ -559,7 +559,8 @@ def test_a_model_that_no_longer_runs_inside_its_steps_is_told_of_once() -> None:
             with monitor.step():
                 pass
     assert [str(warning.message).partition(";")[0] for warning in caught] == [
-        "monitor must see its model run in its steps: Model ran 0 times in 3 steps to be measured since step 0"
+        "monitor must see its model run in its steps: Model ran 0 times in 3 steps to be measured since "
+        "step 0"
     ]
     assert caught[0].filename == __file__
     assert train(monitor, 1) == [12]
@@ -590,7 +591,9 @@ def test_a_step_that_is_never_entered_says_that_it_measured_nothing() -> None:
 def test_a_step_asked_for_what_the_monitor_knows_sends_one_there() -> None:
     monitor = Monitor(made())
     for name in ("summary", "latest", "history"):
-        with pytest.raises(AttributeError, match=rf"'{name}': it is an attribute of the monitor.*then monitor\.{name}"):
+        with pytest.raises(
+            AttributeError, match=rf"'{name}': it is an attribute of the monitor.*then monitor\.{name}"
+        ):
             getattr(monitor.step(), name)
     step = monitor.step()
     with pytest.raises(AttributeError, match=r"step\(\) has no attribute 'summery'$"):
@@ -809,7 +812,7 @@ def test_in_a_trainer_an_alarm_reaches_the_logs_and_may_end_the_training(tmp_pat
 
 
 def test_a_monitor_has_its_own_options() -> None:
-    with pytest.raises(ArgumentError, match=r"options must be .*: got dead, fallback and a monitor"):
+    with pytest.raises(ArgumentError, match=r"options must not be .*: got dead, fallback and a monitor"):
         trainer_callback(Monitor(made()), dead=0.1, fallback="skip")
 
 

@@ -327,7 +327,9 @@ def test_what_cannot_be_asked_is_refused() -> None:
             hw.role_effects(model, words, roles)
     with pytest.raises(ArgumentError, match="at least 1: got 0; 20"):
         hw.role_effects(decoder(), words, some, draws=0)
-    with pytest.raises(ArgumentError, match=r"token 72 for a vocabulary of 61; use the model's own tokenizer"):
+    with pytest.raises(
+        ArgumentError, match=r"token 72 for a vocabulary of 61; use the model's own tokenizer"
+    ):
         hw.role_effects(decoder(), Words(), role((0, 1), relation="verb > subject"))
 
 

@@ -274,7 +274,7 @@ def test_heads_are_found_by_number_and_by_path(model: Model, ids: Tensor) -> Non
         heads[2]
     with pytest.raises(ArgumentError, match=r"layer must be an attention layer: got 'layers\.7'"):
         heads["layers.7"]
-    with pytest.raises(IndexError, match="head 3 must be between 0 and 2"):
+    with pytest.raises(IndexError, match=r"head must be between 0 and 2: got 3 in layers\.0"):
         heads[0, 3]
 
 

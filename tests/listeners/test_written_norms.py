@@ -296,7 +296,7 @@ class SelfAttention(WrittenOut):
 
 def test_weights_without_values_are_refused() -> None:
     model = nn.Sequential(SelfAttention())
-    refused = pytest.raises(ArgumentError, match=r"of 0 only the weights \[2, 1, 11, 11\]")
+    refused = pytest.raises(ArgumentError, match=r"in 0 only the weights \[2, 1, 11, 11\]")
     with refused, hw.watch(model, written=True, fallback="eager"):
         model(numbers(B, T, E))
 

@@ -706,10 +706,16 @@ def by_hand_is_refused(mesh: Any) -> None:
     )
     halved.num_heads = halved.num_kv_heads = 4 // mesh.size()
     close(halved(x)[0], made()(x)[0])
-    with pytest.raises(ArgumentError, match=r"sharded in a known way to be watched: .* has .* heads here"), hw.watch(halved):
+    with (
+        pytest.raises(ArgumentError, match=r"sharded in a known way to be watched: .* has .* heads here"),
+        hw.watch(halved),
+    ):
         halved(x)
     halved.config = SimpleNamespace(num_attention_heads=5)
-    with pytest.raises(ArgumentError, match=r"lie evenly .* its config says 5 heads"), hw.watch(halved):
+    with (
+        pytest.raises(ArgumentError, match=r"distributed evenly .* its config says 5 heads"),
+        hw.watch(halved),
+    ):
         halved(x)
     sharded = hw.parallel.shard_heads(made(), mesh)
     read = hw.AttentionMap.from_weights(torch.ones(1, 1, 1, 1))

@@ -624,7 +624,7 @@ def refusals() -> list[str]:
     refused(ArgumentError, "got 0.25 on weights", lambda: dropping(normal(rank, B, 7, 24)))
     refused(ArgumentError, "with 2 ranks; measure it", lambda: _watched(model, ids, diversity=True))
     refused(ArgumentError, "with 2 ranks; measure it", lambda: _watched(model, ids, written=True))
-    refused(ArgumentError, "over 2; use one process", lambda: _ablated(model, ids))
+    refused(ArgumentError, "over 2 ranks; use one process", lambda: _ablated(model, ids))
     limited = hw.parallel.shard_sequence(transformer(positions="learned", max_length=13))
     refused(ShapeError, "14 over all ranks > 13", lambda: limited(ids))
     refused(ArgumentError, "Linear has none", lambda: hw.parallel.shard_sequence(torch.nn.Linear(2, 2)))

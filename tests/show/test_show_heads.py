@@ -219,7 +219,9 @@ def test_plot_is_the_grid_a_layer_or_one_head() -> None:
     assert heads.plot(-1, 1).get_suptitle() == "Toy, layer 1, head 1: self 0.51"
     with pytest.raises(ArgumentError, match="head must be given with its layer: got head=1"):
         heads.plot(head=1)
-    with pytest.raises(ArgumentError, match="chosen must not be combined with layer: got 1 heads and layer=0"):
+    with pytest.raises(
+        ArgumentError, match="chosen must not be combined with layer: got 1 heads and layer=0"
+    ):
         heads.plot(0, chosen=[(0, 1)])
     with pytest.raises(ArgumentError, match="layer must be one of 0 to 1: got 2"):
         heads.plot(2)
