@@ -70,8 +70,11 @@ film: $(READY) ## the film of multi-head attention, into docs/ (needs ffmpeg; AR
 fuzz: $(READY) ## our class against torch's over random calls (ARGS="--minutes 5 --seed 1")
 	@$(BIN)/python tests/fuzz_as_torch.py $(ARGS)
 
-train-mini: $(READY) ## train the built-in model anew: the text is fetched, the package's own files are written (hours without a GPU)
-	@$(BIN)/python -m studies.mini --ship $(ARGS)
+train-mini: $(READY) ## train the built-in model anew: packages are fetched, a teacher writes, mini is trained (needs a CUDA device)
+	@$(INSTALL) gguf
+	@$(BIN)/python -m studies.words_files studies/data/words
+	@$(BIN)/python -m studies.words_training studies/data/words --out studies/data/trained $(ARGS)
+	@$(BIN)/python -m studies.words_ship studies/data/trained studies/data/words
 
 check-score: $(READY) ## the examiner's mutation score: planted faults caught and named, right modules passed
 	@$(BIN)/python tests/check_score.py $(ARGS)

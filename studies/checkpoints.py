@@ -2,8 +2,8 @@
 
     python -m studies.checkpoints FOLDER --out src/headwise/models/mini --device cuda
 
-FOLDER is what `studies.mini` left: step_000100.safetensors and the like, and history.json. In OUT lies the
-model itself with its tokenizer (config.json, tokenizer.json); the file is written beside them. Every
+FOLDER has the checkpoints of a training, step_000100.safetensors and the like, and history.json. In OUT
+lies the model itself with its tokenizer (config.json, tokenizer.json); the file is written beside them. Every
 checkpoint reads the same texts: prose and code of `probe_texts.py` for the usual statistics, random tokens
 said twice for induction and copies, the sentences of the grammar for roles.
 
@@ -48,7 +48,7 @@ class History:
 
     @classmethod
     def read(cls, file: Path) -> History:
-        """Read history.json, which `studies.mini` writes.
+        """Read history.json: "losses", "validation" by step, "tokens_per_step".
 
         Raises:
             ArgumentError: no such file, or one of something else.
@@ -60,7 +60,7 @@ class History:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ArgumentError(
                 f"history must be that of a training: {str(file)!r}: {type(error).__name__}: {error}; "
-                "studies.mini writes it"
+                "it needs losses, validation and tokens_per_step"
             ) from error
 
     def loss_since(self, before: int, step: int) -> float:
@@ -88,7 +88,7 @@ def checkpoints_in(folder: Path) -> dict[int, Path]:
     if not checkpoints:
         raise ArgumentError(
             f"folder must hold checkpoints: no step_000100.safetensors or the like in {str(folder)!r}; "
-            "studies.mini writes them"
+            "save some while a model is trained"
         )
     return dict(sorted(checkpoints.items()))
 

@@ -1,4 +1,4 @@
-"""The text mini reads: archives fetched and verified, documents read, cleaned, shuffled, split and tokenised.
+"""Texts to train on: archives fetched and verified, documents read, cleaned, shuffled, split, tokenised.
 
     python -m studies.corpus                 # fetch what is missing, write data/texts.xz
 

@@ -96,15 +96,15 @@ TABLE = (
     Scene("previous token", 5.5,
           "Punctuation and near tokens come first; at step {before_step} head {before_head} has "
           "{before_score} on the token before.",
-          training.along(6, 10), 1),
+          training.along(6, 9), 1),
     Scene("induction", 5.5,
           "At step {repeat_step} comes induction: head {repeat_head} looks at what followed this token last "
           "time.",
-          training.along(10, 13), 1),
+          training.along(9, 11), 1),
     Scene("settling", 5,
           "Then the loss falls on, but few labels change: {kept} of {all} heads end as at step "
           "{repeat_step}.",
-          training.along(13, 19), 1),
+          training.along(11, 15), 1),
     Scene("outcome", 5.5,
           "Step {last_step}, loss {last_loss}: {labelled} of {all} heads have earned a label, {unlabelled} "
           "have none.",

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 
+import torch
 from torch import Tensor
 
 from headwise.models import Specialisation, specialisation
@@ -27,13 +28,12 @@ PANELS = ((92, 88), (218, 88), (344, 88))  # top and height: loss, previous toke
 COLOURS = {  # brighter than in tables: dots, not letters
     "induction": "#0a9a45",
     "previous-token": "#2348c8",
-    "self": "#8a4be0",
     "punctuation": "#b07a00",
     "local": "#0a6b78",
     "broad": "#9cc9cd",
     "no label": "#b9bec8",
 }
-NAMED = ("previous-token", "induction", "self", "punctuation")
+NAMED = ("previous-token", "induction", "punctuation")
 TRAIL = 3.0  # checkpoints that a dot's trail goes back
 CURVES = (("previous", "previous-token", "weight on the token before"),
           ("induction_stripe", "induction", "weight on what followed before"))  # fmt: skip
@@ -64,7 +64,7 @@ def facts() -> Facts:
         "layers": str(L),
         "heads": str(H),
         "all": str(L * H),
-        "last_loss": f"{float(history.validation[-1]):.2f}",
+        "last_loss": f"{float(history.losses[-1]):.2f}",
         "last_step": f"{int(history.steps[-1]):,}",
         "before_step": f"{before.step:,}",
         "before_head": f"{before.layer}.{before.head}",
@@ -249,12 +249,13 @@ def _curves(stage: Stage, when: float) -> None:
     logs = _logs()
 
     def of_loss(value: float) -> float:
-        return (value - 2) / 6.2
+        return (value - 2) / 7
 
-    training = (_share(history.curve[:, 0]), history.curve[:, 1], PALE, 2.0)
-    judged = (logs, history.validation, INK, 2.2)
-    _panel(stage, 0, "validation loss, nats per token", (training, judged), when, of_loss, ("2.0", "8.2"))
-    loss = float(_at(history.validation, when))
+    every = (_share(history.curve[:, 0]), history.curve[:, 1], PALE, 2.0)
+    losses = torch.cat((history.curve[:1, 1], history.losses[1:]))  # none was taken before the first step
+    means = (logs, losses, INK, 2.2)
+    _panel(stage, 0, "training loss, nats per token", (every, means), when, of_loss, ("2.0", "9.0"))
+    loss = float(_at(losses, when))
     _value(stage, 0, when, of_loss(loss), f"{loss:.2f}", INK)
     for number, (name, label, words) in enumerate(CURVES, 1):
         scores = history.statistics[name]  # [C, L, H]
@@ -266,7 +267,7 @@ def _curves(stage: Stage, when: float) -> None:
         if when >= 6:
             _value(stage, number, when, score, f"{best[0]}.{best[1]}", COLOURS[label])
     bottom = sum(PANELS[-1])
-    for step in (16, 100, 1000, 8000):
+    for step in (16, 100, 1000):
         x = PANELS_LEFT + PANELS_WIDE * float(_share(history.steps.new_tensor([step]))[0])
         stage.text(x, bottom + 13, f"{step:,}", 11, FAINT)
     stage.text(PANELS_LEFT + PANELS_WIDE / 2, bottom + 29, "steps of training", 12, FAINT)

@@ -36,7 +36,7 @@ from benchmarks.machine import describe
 from headwise.models import Transformer, fit
 from headwise.whole_files import whole_file
 
-from . import corpus, mini
+from . import corpus, head_counts_models
 from .head_counts_measures import (
     TRIAL,
     Job,
@@ -80,10 +80,10 @@ def one_model(plan: Plan, heads: int, seed: int, tokens: corpus.Corpus, device: 
         report["before"] = diversity_of(model, probes)
     history = fit(
         model,
-        mini.windows(tokens.train.to(torch.int32).to(device), plan.batch, plan.length, seed),
+        head_counts_models.windows(tokens.train.to(torch.int32).to(device), plan.batch, plan.length, seed),
         next_token_loss,
         steps=plan.steps,
-        optimizer=mini.optimizer(model, plan.lr),
+        optimizer=head_counts_models.optimizer(model, plan.lr),
         warmup=plan.warmup,
         schedule=plan.schedule,
         clip=plan.clip,

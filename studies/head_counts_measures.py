@@ -24,7 +24,7 @@ import headwise as hw
 from headwise.models import Transformer, TransformerConfig
 from headwise.nn import Rope
 
-from . import mini
+from . import head_counts_models
 from .head_counts_table import FRACTIONS
 
 Job = tuple[int, int]  # heads a layer, seed
@@ -38,10 +38,10 @@ class Plan:
     heads: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     seeds: tuple[int, ...] = (0, 1, 2)
     steps: int = 1500
-    batch: int = mini.BATCH
-    length: int = mini.LENGTH
-    lr: float = mini.LR  # of mini's optimizer
-    warmup: int = mini.WARMUP
+    batch: int = head_counts_models.BATCH
+    length: int = head_counts_models.LENGTH
+    lr: float = head_counts_models.LR  # of the optimizer
+    warmup: int = head_counts_models.WARMUP
     schedule: str = "cosine"
     clip: float = 1.0
     draws: int = 20  # sets of heads switched off, of each size; all sets where there are no more
@@ -59,10 +59,10 @@ class Plan:
     def config(self, heads: int) -> TransformerConfig:
         """The model with so many heads a layer.
 
-        All channels are turned by position, unlike mini's: a quarter of them is a single pair with 32 heads,
-        and such heads cannot tell where anything is.
+        All channels are turned by position, unlike those of `config`: with 32 heads a quarter of them is
+        a single pair, and such heads cannot tell where anything is.
         """
-        config = replace(mini.config(heads), rope=Rope())
+        config = replace(head_counts_models.config(heads), rope=Rope())
         if self.trial:
             config = replace(config, vocab_size=61, d_model=16, num_layers=2, d_ff=0, head_dim=None)
         return config
@@ -120,7 +120,9 @@ def measured(model: Transformer, plan: Plan, validation: Tensor, probes: Probes,
     model.eval()
     measurements: Report = {}
     with attempted(report, "validation_loss"):
-        measurements["validation_loss"] = _number(mini.validation_loss(model, validation, plan.length))
+        measurements["validation_loss"] = _number(
+            head_counts_models.validation_loss(model, validation, plan.length)
+        )
     with attempted(report, "after"):
         measurements["after"] = diversity_of(model, probes)
     with attempted(report, "labels"):

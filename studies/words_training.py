@@ -1,5 +1,4 @@
-# ruff: noqa: E501
-"""Training of a mini that reads words, on one GPU and by the clock: the teacher writes, then models are trained.
+"""Training of mini on one GPU and by the clock: the teacher writes, then models are trained.
 
     python -m studies.words_training DATA --out OUT --seconds 420
 
@@ -463,7 +462,8 @@ def train(
                     round(16 * ratio ** (n / (CHECKPOINTS - 2))) for n in range(CHECKPOINTS - 1)
                 }
                 log(
-                    f"{label}: {each * 1e3:.1f} ms a step, {BATCH * LENGTH / each / 1e6:.2f} M tokens/s, {steps} steps"
+                    f"{label}: {each * 1e3:.1f} ms a step, {BATCH * LENGTH / each / 1e6:.2f} M tokens/s, "
+                    f"{steps} steps"
                 )
             mark = time.time()
         if checkpoints is not None and (done in checkpoint_steps or done in (16, 33)) and done < steps:
@@ -574,7 +574,8 @@ def main() -> None:
     pool = multiprocessing.get_context("fork").Pool(options.processes, without_gpu)  # before the GPU is used
     device = "cuda" if torch.cuda.is_available() else "cpu"
     log(
-        f"{torch.__version__}, {device}, {os.cpu_count()} cores, {sorted(p.name for p in options.data.iterdir())}"
+        f"{torch.__version__}, {device}, {os.cpu_count()} cores, "
+        f"{sorted(place.name for place in options.data.iterdir())}"
     )
     waits = [pool.apply_async(write_stories, (folder, 1000 + n, options.letters // 32)) for n in range(32)]
     natural = pool.apply_async(read_natural, (folder,)) if (options.data / "natural.xz").exists() else None

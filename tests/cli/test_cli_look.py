@@ -114,7 +114,7 @@ def test_look_watches_a_trained_model_on_the_courses_sentence(usual: str) -> Non
 def test_the_model_is_the_built_in_one_unless_another_is_named() -> None:
     output = look("--top", "3")
     assert output.startswith(f'mini reads "{SENTENCE}"\n') and output.endswith("Wrote heads.png\n")
-    assert "3 of 32 heads; --top 32 shows all" in output
+    assert "3 of 56 heads; --top 56 shows all" in output
     assert Path("heads.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -153,7 +153,7 @@ def test_heads_are_sorted_by_what_is_asked() -> None:
     assert column == sorted(column, reverse=True) and len(column) == 5
     entropies = [float(row[-6]) for row in rows(look("--sort", "entropy", "--ascending", "--top", "9"))]
     assert entropies == sorted(entropies)
-    assert [row[0] for row in rows(look("--sort", "layer", "--top", "13"))] == ["0"] * 8 + ["1"] * 5
+    assert [row[0] for row in rows(look("--sort", "layer", "--top", "13"))] == ["0"] * 7 + ["1"] * 6
 
 
 def test_text_and_place_are_taken_as_they_are(small: str) -> None:

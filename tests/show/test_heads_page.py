@@ -684,7 +684,7 @@ def test_training_is_told_with_four_digits() -> None:
 
 def test_a_model_that_runs_is_the_one_that_was_watched() -> None:
     with pytest.raises(
-        ArgumentError, match=r"alive must be .* 4 layers of 8 heads, and 2 were watched, of 3, 5"
+        ArgumentError, match=r"alive must be .* 8 layers of 7 heads, and 2 were watched, of 3, 5"
     ):
         of(watched([3, 5]), alive=load("mini"))
 

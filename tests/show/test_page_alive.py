@@ -336,13 +336,14 @@ def test_a_head_that_only_the_model_beside_it_has_cannot_be_switched_off(
     browser: Browser, mini: Pretrained, tmp_path: Path
 ) -> None:
     other = hw.Heads()
-    for layer in range(5):
+    count = mini.model.config.num_layers  # the model beside has one layer more
+    for layer in range(count + 1):
         map = hw.AttentionMap(torch.randn(1, 3, 7, 5), torch.randn(1, 3, 7, 5), causal=True)
         other.add(f"layers.{layer}", reduce(map, names=("entropy",), keep=True, forward=1))
     path = watched(mini, HE).to_html(tmp_path / "beside.html", text=HE, alive=mini, beside=other)
-    page = browser.open(path, fragment="#source=1&layer=4&head=2")
+    page = browser.open(path, fragment=f"#source=1&layer={count}&head=2")
     page.wait("document.documentElement.dataset.ready === 'true'")
-    assert page.text("#alive-toggle") == f"{mini.title} has no layer 4, head 2 to switch off"
+    assert page.text("#alive-toggle") == f"{mini.title} has no layer {count}, head 2 to switch off"
     page.click("#alive-toggle")
     assert page.evaluate("document.querySelector('#alive-toggle').disabled")
     assert "off=" not in page.evaluate("location.hash")

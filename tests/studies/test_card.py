@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,22 @@ from studies import card, probes
 
 MODEL = Transformer(small_config())
 NAME = probes.fingerprint(MODEL)
+LOSS = {"nats per byte": 0.96, "nats per token": 3.68, "bytes": 220_000, "tokens": 57_000, "documents": 33}
+ONE = {
+    "label": "1_2x24_seed0", "size": "2x24", "seed": 0, "steps": 8000, "planned": 8000, "seconds": 431.0,
+    "tokens": 262_144_000, "induction": 0.95, "previous": 0.97,
+    "nats per byte": {"plain": 1.02, "rest": 0.97},
+    "found": ["noun > determiner"], "roles": {},
+}  # fmt: skip
 TRAINING = {
-    "steps": 8000, "batch": 64, "length": 512, "lr": 0.003, "warmup": 200, "seed": 0,
-    "tokens_per_step": 32768, "tokens_in_corpus": 16_384_000, "seconds": 431.0, "validation": 2.345,
+    "label": "1_2x24_seed0", "steps": 8000, "batch": 64, "length": 512, "lr": 0.003, "warmup": 200, "seed": 0,
+    "tokens_per_step": 32768, "seconds": 431.0, "last loss": 2.14, "shares": {"plain": 0.9, "lists": 0.1},
+    "tokens": {"plain": 16_384_000}, "teacher": {"texts": 27_732},
+    "validation": {"plain": LOSS, "rest": LOSS},
+    "before": {"plain": LOSS | {"nats per byte": 1.035}, "rest": LOSS},
     "sources": {"Book, chapters": {"documents": 135, "letters": 1_200_000}},
+    "tried": [ONE, ONE | {"label": "2_2x24_seed1", "seed": 1, "found": []}],
+    "generated": [["The king said", " yes."]], "milliseconds": 31.4,
 }  # fmt: skip
 
 
@@ -66,8 +77,21 @@ def made(**changes: Any) -> str:
 def test_the_card_says_what_was_read_how_it_was_trained_and_what_heads_do() -> None:
     message = " ".join(made().split())  # wherever its lines end
     assert "| Book 1.2.3 | chapters | prose | public domain | 135 | 1.2 |" in message
-    assert "Validation loss 2.345 nats" in message and "16.0 times through the text" in message
-    assert "no synthetic repeats" in message and "7.9 MB, float16" in message
+    assert "| public-domain prose, 33 documents of 0.22 MB | 0.960 | 1.035 |" in message
+    assert "| public-domain prose | 90% | 16.4 |" in message
+    assert "| random tokens said twice | 10% | drawn anew |" in message
+    assert (
+        "262 million tokens in 431 seconds on one H200" in message and "wrote 27,732 short stories" in message
+    )
+    assert "7.9 MB, float16" in message
+    assert "ends at 2.14 nats per token" in message and "prose the loss is 3.68." in message
+    assert "| in the browser | 16 tokens and the start in 31 ms, median of 12" in message
+    assert (
+        "| **2 layers, width 24, seed 0** | noun > determiner | 262 | 1.020 | 0.950 | 0.970 |" in message
+        and "| 2 layers, width 24, seed 1 | none | 262 |" in message
+        and "no model has more than 1." in message
+    )
+    assert "- **The king said** yes." in message
     assert "| 1.2 | previous-token | 0.87 | 0.17 |" in message and "| 0.0 | – | 0.10 | 0.02 |" in message
     assert "on the token before at step 8,000." in message
     assert "1 of 2 relations found" in message
@@ -89,19 +113,26 @@ def test_results_of_something_else_make_no_card(changes: dict[str, Any], message
         made(**changes)
 
 
-def test_a_training_is_summed_up_with_the_sizes_of_what_it_read(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"results must be there: no history\.json; make it with"):
-        card.training_of(tmp_path, [])
-    book, code = "Book, chapters", "Code, source"
-    documents = [(book, "one", "abc"), (book, "two", "de"), (code, "x", "f")]
-    history = TRAINING | {"losses": [1.0], "validation": {"0": 8.0, "8000": 2.345}}
-    (tmp_path / "history.json").write_text(json.dumps(history))
-    message = card.training_of(tmp_path, documents)
-    sizes = {book: {"documents": 2, "letters": 5}, code: {"documents": 1, "letters": 1}}
-    assert message == TRAINING | {"sources": sizes}
-    (tmp_path / "history.json").write_text(json.dumps(history | {"validation": {"0": 8.0}}))
-    with pytest.raises(ArgumentError, match="must have come to its end: step 8000 was not judged"):
-        card.training_of(tmp_path, documents)
+def test_what_the_model_writes_is_its_likeliest_tokens_after_each_prompt() -> None:
+    class Letters:
+        def __call__(self, text: str, return_tensors: str) -> dict[str, torch.Tensor]:
+            assert return_tensors == "pt"
+            return {"input_ids": torch.tensor([[0, len(text) % 7]])}
+
+        def decode(self, ids: list[int]) -> str:
+            return " " + " ".join(map(str, ids))
+
+    texts = card.written(MODEL, Letters())
+    assert [prompt for prompt, _ in texts] == list(card.PROMPTS) and len(card.PROMPTS) == 10
+    ids = torch.tensor([[0, len(card.PROMPTS[0]) % 7]])
+    for token in map(int, texts[0][1].split()[:3]):
+        assert int(MODEL(ids)[0, -1].argmax()) == token
+        ids = torch.cat((ids, torch.tensor([[token]])), 1)
+
+
+def test_results_that_are_not_stored_are_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"results must be there: no mini\.json; make it with python"):
+        card._stored(tmp_path / "mini.json", "python -m studies.words_ship")
 
 
 def test_a_fingerprint_is_of_the_weights_as_they_are_stored() -> None:

@@ -8,14 +8,13 @@ import io
 import json
 import tarfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from studies.corpus import Corpus
-from studies.sources import SOURCES, Source
+from studies.sources import FREQUENCIES, PLAIN, SOURCES, TEACHER, Source
 
-from studies import corpus, mini, sources
+from headwise.models import Transformer
+from studies import corpus, head_counts_models, sources
 
 
 def a_tar(place: Path, **members: str) -> Path:
@@ -39,12 +38,13 @@ def a_source(archive: Path, **changed: object) -> Source:
 
 
 def test_every_source_is_pinned_and_says_its_licence() -> None:
-    for source in SOURCES:
+    pinned = (*SOURCES, *PLAIN, TEACHER, FREQUENCIES)
+    for source in pinned:
         assert len(source.sha256) == 64 and set(source.sha256) <= set("0123456789abcdef"), source.name
         assert source.version in source.archive.replace("%3a", ":"), source.name
         assert source.licence and source.kind in ("prose", "code")
         assert source.registry in corpus.FETCHERS
-    names = [f"{source.name}, {source.content}" for source in SOURCES]
+    names = [f"{source.name}, {source.content}" for source in pinned]
     assert len(set(names)) == len(names)
 
 
@@ -84,7 +84,7 @@ def test_a_document_is_held_out_by_its_name_alone() -> None:
 
 def test_an_epochs_windows_predict_every_token_once_and_epochs_differ() -> None:
     tokens = torch.arange(1009, dtype=torch.int32)
-    epoch_of = mini.windows(tokens, 3, 11, seed=5)
+    epoch_of = head_counts_models.windows(tokens, 3, 11, seed=5)
     first = torch.cat(list(epoch_of(0)))  # [N, 12]
     assert first.dtype == torch.int64 and first.shape[1] == 12
     assert torch.equal(first[:, 1:] - first[:, :-1], torch.ones(len(first), 11, dtype=torch.int64))
@@ -97,55 +97,21 @@ def test_an_epochs_windows_predict_every_token_once_and_epochs_differ() -> None:
 def test_validation_loss_is_the_mean_over_all_predictions() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        model = mini.Transformer(
-            dataclasses.replace(mini.config(), vocab_size=61, d_model=16, d_ff=0, num_heads=2)
+        model = Transformer(
+            dataclasses.replace(head_counts_models.config(), vocab_size=61, d_model=16, d_ff=0, num_heads=2)
         )
     ids = torch.randint(61, (7 * 13 + 1,), generator=torch.Generator().manual_seed(0))
     logits = torch.cat([model(part[None])[0] for part in ids[:-1].split(13)])  # [91, 61]
     expected = torch.nn.functional.cross_entropy(logits.double(), ids[1:]).item()
-    assert mini.validation_loss(model, ids.to(torch.uint16).to(torch.int32), 13, batch=3) == pytest.approx(
-        expected, rel=1e-6
-    )
+    assert head_counts_models.validation_loss(
+        model, ids.to(torch.uint16).to(torch.int32), 13, batch=3
+    ) == pytest.approx(expected, rel=1e-6)
 
 
-def test_mini_has_as_many_parameters_with_any_number_of_heads() -> None:
+def test_a_model_has_as_many_parameters_with_any_number_of_heads() -> None:
     with torch.device("meta"):
         counts = {
-            sum(each.numel() for each in mini.Transformer(mini.config(heads)).parameters())
+            sum(each.numel() for each in Transformer(head_counts_models.config(heads)).parameters())
             for heads in (1, 32)
         }
     assert counts == {3_934_464}
-
-
-@pytest.mark.slow
-def test_training_leaves_checkpoints_and_goes_on_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn = torch.randint(0, 61, (2000,), generator=torch.Generator().manual_seed(0)).to(torch.uint16)
-    monkeypatch.setattr(corpus, "load", lambda: Corpus(drawn[:1300], drawn[1300:]))
-    monkeypatch.setattr(mini, "LENGTH", 31)
-    small = dataclasses.replace(mini.config(), vocab_size=61, d_model=16, d_ff=0, num_heads=2)
-    monkeypatch.setattr(mini, "config", lambda: small)
-    whole, halves = tmp_path / "whole", tmp_path / "halves"
-    mini.train(whole, steps=20, batch=3, every=5)
-    real = mini.fit
-
-    def killed(model: torch.nn.Module, batches: Any, **args: Any) -> object:
-        def stop(step: mini.TrainingStep) -> None:
-            if step.step == 11:
-                raise RuntimeError("killed")
-
-        return real(model, batches, **{**args, "callbacks": [*args["callbacks"], stop]})
-
-    monkeypatch.setattr(mini, "fit", killed)
-    with pytest.raises(RuntimeError, match="killed"):
-        mini.train(halves, steps=20, batch=3, every=5)
-    monkeypatch.setattr(mini, "fit", real)
-    mini.train(halves, steps=20, batch=3, every=5)
-    message = [json.loads((folder / "history.json").read_text()) for folder in (whole, halves)]
-    assert (
-        message[0]["losses"] == message[1]["losses"] and message[0]["validation"] == message[1]["validation"]
-    )
-    assert {each.name for each in whole.glob("step_*")} == {
-        f"step_{n:06d}.safetensors" for n in mini.checkpoint_steps(20)
-    }

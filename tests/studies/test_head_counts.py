@@ -16,7 +16,7 @@ from studies.head_counts import crew, one_model, taken_over
 from studies.head_counts_measures import TRIAL, next_token_loss, without
 
 from headwise.models import Transformer
-from studies import corpus, head_counts, mini
+from studies import corpus, head_counts, head_counts_models
 from studies import head_counts_report as shown
 from studies import head_counts_table as tables
 
@@ -42,7 +42,7 @@ def test_head_counts_share_parameters_first_weights_and_tokens(trained) -> None:
     assert (left["head_dim"], two["head_dim"]) == (16, 8)
     assert (left["rope_pairs"], two["rope_pairs"]) == (8, 4)
     read = tokens().train.to(torch.int32)
-    first, again, other = (next(mini.windows(read, 5, 23, seed)(0)) for seed in (0, 0, 1))
+    first, again, other = (next(head_counts_models.windows(read, 5, 23, seed)(0)) for seed in (0, 0, 1))
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 
@@ -77,7 +77,7 @@ def test_a_measurement_that_fails_is_reported_and_costs_no_other(monkeypatch) ->
     def broken(*_: object) -> float:
         raise RuntimeError("no loss of 17 windows\nat some place in a file")
 
-    monkeypatch.setattr(mini, "validation_loss", broken)
+    monkeypatch.setattr(head_counts_models, "validation_loss", broken)
     plan = replace(TRIAL, steps=1, warmup=0)
     message = one_model(plan, 2, 0, tokens(), "cpu")
     assert message["problems"] == {"validation_loss": "RuntimeError: no loss of 17 windows"}

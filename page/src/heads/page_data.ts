@@ -195,7 +195,8 @@ export interface TrainingData {
   title: string;
   steps: number[];
   tokens: number[];
-  validation: (number | null)[];
+  losses: (number | null)[]; // of training; null before the first step
+  validation: (number | null)[]; // null where it was not measured
   statistics: Record<string, (number | null)[][][]>; // [checkpoint][layer][head]
   labels: (string | null)[][][];
 }

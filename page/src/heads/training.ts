@@ -112,8 +112,9 @@ function open(app: App): OpenView {
     slider.value = String(at);
     const text = `step ${data.steps[at].toLocaleString("en")}, ${counted(data.tokens[at])} training tokens`;
     slider.setAttribute("aria-valuetext", text);
-    const loss = data.validation[at];
-    said.textContent = `${data.title}, ${text}${loss === null ? "" : `; validation loss ${fixed(loss, 3)} nats per token`}`;
+    const [kind, all] = lossesOf(data);
+    const loss = all[at];
+    said.textContent = `${data.title}, ${text}${loss === null ? "" : `; ${kind} loss ${fixed(loss, 3)} nats per token`}`;
     const known = app.data.statistics.find((one) => one.name === statistic.value);
     about.textContent = known?.sentence ?? "";
     const [low, high] = ends(values(), known?.share ?? false);
@@ -159,7 +160,7 @@ function open(app: App): OpenView {
         `${title}: one line per head (thick: head ${shortName(app.state.layer, app.state.head)})`,
       ),
       curves(app, data, values(), statistic.value, wide),
-      el("h4", null, "Validation loss, nats per token"),
+      el("h4", null, `${lossesOf(data)[0] === "training" ? "Training" : "Validation"} loss, nats per token`),
       lossCurve(data, wide),
       el("p", { class: "quiet" }, "The checkpoints are evenly spaced; the numbers below are training steps."),
     );
@@ -281,10 +282,20 @@ function curves(
   return made;
 }
 
+/** The losses of validation; those of training where validation was measured at few checkpoints or none. */
+function lossesOf(data: TrainingData): ["validation" | "training", (number | null)[]] {
+  const known = (losses: (number | null)[]) => losses.filter((x) => x !== null).length;
+  return known(data.validation) < known(data.losses)
+    ? ["training", data.losses]
+    : ["validation", data.validation];
+}
+
 function lossCurve(data: TrainingData, wide: number): SVGSVGElement {
-  const all = data.validation.filter((x): x is number => x !== null);
+  const [kind, losses] = lossesOf(data);
+  const all = losses.filter((x): x is number => x !== null);
   const [low, high] = [Math.min(...all), Math.max(...all)];
-  const made = frame(data, [low, high], LOW, wide, "Validation loss over training");
-  made.append(svg("path", { d: path(data.validation, low, high, LOW, wide), class: "strong" }));
+  const name = kind === "training" ? "Training" : "Validation";
+  const made = frame(data, [low, high], LOW, wide, `${name} loss over training`);
+  made.append(svg("path", { d: path(losses, low, high, LOW, wide), class: "strong" }));
   return made;
 }

@@ -52,7 +52,8 @@ class Specialisation:
         steps: [C], how many steps had been taken; 0 is before the first.
         tokens: [C], how many tokens had been read.
         losses: [C], mean training loss since the checkpoint before; NaN at step 0.
-        validation: [C], validation loss, on text that is not trained on, in nats per token.
+        validation: [C], validation loss, on text that is not trained on, in nats per token; NaN where it was
+            not measured: of the built-in model it is known at the last checkpoint only.
         statistics: by name, [C, L, H]: those of `headwise.AttentionMap.statistics` and `headwise.heads`, on
             prose and code; `induction_stripe`, `duplicate_token` and `previous_token` on random tokens,
             repeated once.
@@ -244,7 +245,7 @@ def _check_shape(name: str, value: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def specialisation(folder: str | os.PathLike[str] | None = None) -> Specialisation:
-    """Return measurements of the built-in model's heads at about twenty checkpoints of its training.
+    """Return measurements of the built-in model's heads at sixteen checkpoints of its training.
 
         life = hw.models.specialisation()
         life.when("induction_stripe", 0.4)         # the first checkpoint with an induction head, and which

@@ -394,6 +394,7 @@ def _training(training: Specialisation) -> dict[str, Any]:
         "title": plain(training.title, 120),
         "steps": [int(step) for step in training.steps.tolist()],
         "tokens": [int(count) for count in training.tokens.tolist()],
+        "losses": [rounded(loss, 4) for loss in training.losses.tolist()],
         "validation": [rounded(loss, 4) for loss in training.validation.tolist()],
         "statistics": {
             name: [[[rounded(x, 4) for x in layer] for layer in checkpoint] for checkpoint in value.tolist()]
