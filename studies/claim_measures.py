@@ -257,7 +257,7 @@ def of_positions(subject: Subject) -> Iterator[Claim]:
             continue
         score, chance = float(best[0].score or 0), float(other[0].score or 0)
         yield Claim(
-            f"a head looks at the {about} word (positional)",
+            f"a head attends to the {about} word (positional)",
             f"{best[0].layer}.{best[0].head}",
             f"weight {score:.2f}",
             f"random weights {chance:.2f}",

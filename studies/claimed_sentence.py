@@ -26,8 +26,8 @@ DRAWS = 2000
 # What the pages draw, as words by number in both directions: an arrow from i to j is "i looks at j".
 CLAIMED: dict[str, tuple[tuple[int, int], ...]] = {
     "a head joins subject and verb (cat, ran)": ((1, 6), (6, 1)),
-    "a head looks at the word before (cat, The)": tuple((i, i - 1) for i in range(1, 8)),
-    "a head looks at the word after (cat, that)": tuple((i, i + 1) for i in range(7)),
+    "a head attends to the word before (cat, The)": tuple((i, i - 1) for i in range(1, 8)),
+    "a head attends to the word after (cat, that)": tuple((i, i + 1) for i in range(7)),
     "a head joins a relative clause (that, I, saw)": ((2, 3), (3, 2), (3, 4), (4, 3)),
     "a head joins action and result (cat, ran, away)": ((1, 6), (6, 1), (6, 7), (7, 6)),
 }

@@ -38,7 +38,7 @@ torch.manual_seed(0)
 shuffled = copy.deepcopy(model)
 for layer in shuffled.modules():
     if isinstance(layer, hw.MultiHeadAttention):
-        rows = torch.arange(256).view(8, 32)[torch.randperm(8)].flatten()  # 8 heads of 32 channels, shuffled
+        rows = torch.arange(224).view(7, 32)[torch.randperm(7)].flatten()  # 7 heads of 32 channels, shuffled
         for projection in (layer.q_proj, layer.k_proj, layer.v_proj):
             projection.weight.data = projection.weight.data[rows]
         layer.out_proj.weight.data = layer.out_proj.weight.data[:, rows]
@@ -64,36 +64,38 @@ ran = words.index("ran")
 
 with torch.no_grad(), hw.watch(model) as heads:
     model(ids)
-weights = torch.stack([heads[layer].map.dense()[0] for layer in range(4)])  # [L, H, T, T]
+weights = torch.stack([heads[layer].map.dense()[0] for layer in range(8)])  # [L, H, T, T]
 word_weights = (
     (member[ran] / member[ran].sum()) @ weights @ member[:ran].T
 )  # [L, H, words before]: from "ran"
-word_weights = word_weights.flatten(0, 1)  # [32, words before]
-word_weights = word_weights / word_weights.sum(-1, keepdim=True)  # [32, words before]: each row sums to 1
-top_word = word_weights.argmax(dim=-1)  # [32]: the word to which each head attends most
+word_weights = word_weights.flatten(0, 1)  # [56, words before]
+word_weights = word_weights / word_weights.sum(-1, keepdim=True)  # [56, words before]: each row sums to 1
+top_word = word_weights.argmax(dim=-1)  # [56]: the word to which each head attends most
 top_head = {word: int(word_weights[:, i].argmax()) for i, word in enumerate(words[:ran])}
 for i, (word, head) in enumerate(top_head.items()):
     count = int((top_word == i).sum())
     print(
-        f"{word:10} first for {count:2} heads; most for {head // 8}.{head % 8}: {word_weights[head, i]:.2f}"
+        f"{word:10} first for {count:2} heads; most for {head // 7}.{head % 7}: {word_weights[head, i]:.2f}"
     )
-assert set(top_word.tolist()) == set(range(ran)) and top_head["cat"] == 1 * 8 + 7
+assert set(top_word.tolist()) == set(range(ran)) and top_head["cat"] == 2 * 7 + 6
 
 # %% [markdown]
-# There is such a head, 1.7 (layer 1, head 7, both counted from 0). But *every* earlier word has such a head.
-# Among 32 heads there is one for any claim, and one sentence cannot separate a finding from a selection. So
+# There is such a head, 2.6 (layer 2, head 6, both counted from 0). But *every* earlier word has such a head.
+# Among 56 heads there is one for any claim, and one sentence cannot separate a finding from a selection. So
 # we take many sentences with known grammar, choose the head on one half of them, and measure it on the other:
 
 # %%
 roles = hw.roles(model, tokenizer, progress=False)
-print(f"1.7, from verbs to their subjects: {roles.scores['verb > subject'][1, 7]:.2f}")
+print(f"2.6, from verbs to their subjects: {roles.scores['verb > subject'][2, 6]:.2f}")
 best = roles["verb > subject"]
 print(f"the best head for it, {best.layer}.{best.head}: {best.share:.2f}")
 print(f'"{best.rule}", which needs no model: {best.rules[best.rule]:.2f}')
-assert not best.found and roles.scores["verb > subject"][1, 7] < 0.1
+assert not best.found and best.share < best.rules[best.rule] + 0.15
+assert roles.scores["verb > subject"][2, 6] < 0.25
 
 # %% [markdown]
-# The head is worse than the simplest rule. The plot shows six relations in three models. A marker is the best
+# Head 2.6 is wrong in most of these sentences. The best head is right in most, but so is the simplest rule: a
+# head counts as found if it beats the best rule by 0.15, and this one does not. The plot shows six relations in three models. A marker is the best
 # head, the grey bar the best rule that needs no model. The numbers of MiniLM-L6 and SmolLM2-135M are from
 # `python -m studies.pages` in the source repository; those of mini are computed here.
 
@@ -128,19 +130,19 @@ axes.spines[["top", "right"]].set_visible(False)
 
 # %% [markdown]
 # The larger models have heads for pronouns, relative clauses and related nouns. For subject and verb, the
-# usual example, none of the three has one. mini, the smallest, has no head for any of the six.
+# usual example, none of the three has one. mini, the smallest, has a head for one of the six, the relative pronoun.
 #
 # ## "At least one head can focus on distant tokens"
 # mini has no head for pronouns, but it can copy. We repeat 150 random tokens once. How much weight do its
 # heads put exactly 149 tokens back, on the token that followed last time?
 
 # %%
-tokens = 300 + torch.randperm(2772)[None, :150]  # [B=1, P=150]
+tokens = 300 + torch.randperm(7892)[None, :150]  # [B=1, P=150]
 with torch.no_grad(), hw.watch(model, patterns=False, statistics=()) as repeated_heads:
     model(torch.cat([tokens, tokens], dim=1))
-stripe = hw.heads.induction_stripe(repeated_heads[3].map, 150)[0]  # [H=8], layer 3
-print(f"head 3.{int(stripe.argmax())}: {stripe.max():.2f}; uniform attention: less than {1 / 150:.3f}")
-assert int(stripe.argmax()) == 0 and stripe.max() > 0.3
+stripe = hw.heads.induction_stripe(repeated_heads[5].map, 150)[0]  # [H=7], layer 5
+print(f"head 5.{int(stripe.argmax())}: {stripe.max():.2f}; uniform attention: less than {1 / 150:.3f}")
+assert int(stripe.argmax()) == 2 and stripe.max() > 0.9
 
 # %% [markdown]
 # ## "8 heads is common"
@@ -166,20 +168,20 @@ assert counts[8] == 4 and counts[32] == 8 and len(PRESETS) == 36
 # |---|---|---|---|
 # | head 1 is syntax, head 2 meaning | shuffled heads: the same model; relations of grammar found: 9 of 26, in 5 heads | MiniLM-L6 | **the number is wrong**; some heads do grammar |
 # | | 4 of 13, in 4 heads | SmolLM2-135M | |
-# | | 0 of 13 | mini | |
+# | | 2 of 13, in 1 head | mini | |
 # | the subject attends to its verb | 0.72; the nearest verb after: 0.81 | MiniLM-L6 | **not found** |
 # | | verb > subject 0.77; the nearest noun before: 0.79 | SmolLM2-135M | **not found** |
-# | | verb > subject 0.36; the nearest noun before: 0.79 | mini | **not found** |
+# | | verb > subject 0.83; the nearest noun before: 0.79 | mini | **not found** |
 # | adjective and noun | 0.73; two words on: 0.43 | MiniLM-L6 | **holds in part**: from adjective to noun |
 # | pronoun and its antecedent | 0.97; the first noun: 0.50 | MiniLM-L6 | **holds** |
-# | adjacent words | head 2.1 puts 0.92 on the token before; random weights: 0.03 | mini | **holds** |
+# | adjacent words | head 3.4 puts 0.82 on the token before; random weights: 0.05 | mini | **holds** |
 # | at least one head can focus on distant tokens | pronouns 5 words away and more: 0.98 of 60 cases | MiniLM-L6 | **holds** |
-# | each head learns a different pattern | mean Jensen-Shannon divergence of two heads of a layer: 0.342 nats; random weights: 0.029 | mini | **holds in part**: some pairs do the same |
-# | | heads with a label that says what the head attends to: 10 of 32 | mini | most have no name |
+# | each head learns a different pattern | two heads of a layer differ by 0.345 nats; random weights: 0.022 | mini | **holds in part**: some pairs do the same |
+# | | heads with a label that says what the head attends to: 11 of 56 | mini | most have no name |
 # | | 7 of 270 | SmolLM2-135M | |
 # | a single head learns one kind of relation | 5 of 14 heads with a role have two or more | MiniLM-L6 | **wrong** |
-# | if one head fails, others compensate | 3 heads off together: +0.17; sum of their single rises: +0.19; the largest single rise: +0.57 | mini | **wrong**, except for heads that do the same (lesson 12) |
-# | | 27 heads off together: +0.24; sum of their single rises: +0.21 | SmolLM2-135M | **holds in part** |
+# | if one head fails, others compensate | 6 together +0.053, sum of single costs +0.047; the largest single cost +0.075 | mini | **holds in part**: heads that do the same (lesson 12) |
+# | | 27 together +0.24, sum of single costs +0.21 | SmolLM2-135M | **holds in part** |
 # | more heads = richer | loss with 1 to 32 heads: 2.795, 2.775, 2.752, 2.771, 2.839, 2.944 | six models of one size | **up to 4**, not beyond (lesson 12) |
 # | 8 heads is common | 4 of 36; 32 heads: 8 of 36 | presets | **holds in part** |
 # | each head has d_model / h channels | 30 of 36 | presets | **holds in part** |
@@ -273,9 +275,9 @@ print(tuple(output.shape), tuple(weights.shape), "all heads off: the output is t
 assert torch.allclose(all_off, mha.W_o.bias.expand_as(all_off))
 
 # %% question: A slide shows a head that attends from "ran" to "cat" and says that it has found the subject. What do you ask?
-# How many heads were there to choose from? Among 32 heads, every word before "ran" had one. Does it attend to
-# the subject in sentences on which it was not chosen? mini's 1.7 does not. Is it better than "the nearest
-# noun before"? No head of the three models was. And does the loss rise without it? That a head attends to a
+# How many heads were there to choose from? Among 56 heads, every word before "ran" had one. Does it attend to
+# the subject in sentences on which it was not chosen? mini's 2.6 does not. Is it better than "the nearest
+# noun before"? No head of the three models was clearly better. And does the loss rise without it? That a head attends to a
 # word does not mean that the model uses it.
 
 # %% question: MiniLM's best head finds the verb of a subject in 0.72 of all cases, and the noun of a relative pronoun in 0.65. Why does only the second count as found?
