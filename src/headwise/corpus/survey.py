@@ -111,7 +111,7 @@ def survey(
         >>> _ = (place / "a.txt").write_text("The cat sat on the mat because the cat was tired.")
         >>> result = hw.survey("mini", place / "a.txt", out=place / "survey", roles=False, progress=False)
         >>> result
-        Survey(1 document, 32 heads)
+        Survey(1 document, 56 heads)
         >>> result[2, 1].label
         'previous-token'
     """

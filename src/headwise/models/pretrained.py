@@ -79,7 +79,7 @@ def load(
     For an encoder-decoder of transformers the encoder is returned.
 
     Args:
-        name_or_path: None or "mini": the model inside headwise, a decoder of 4 layers with 8 heads each; it
+        name_or_path: None or "mini": the model inside headwise, a decoder of 8 layers with 7 heads each; it
             needs neither a download nor transformers. "minilm": MiniLM-L6, a BERT of 6 layers with 12 heads
             each. A folder that `Transformer.save` wrote, or one with config.json, safetensors and a tokenizer
             of transformers; "./mini" is a folder. Any other name is one on the Hugging Face hub; it is

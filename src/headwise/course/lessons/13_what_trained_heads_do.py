@@ -116,7 +116,7 @@ assert without < 0.3 * intact
 # Without the three induction heads mini hardly copies any more; without three other heads it does. Without the
 # *previous-token* heads, the induction heads no longer find the right token. The source repository measures
 # this on longer sequences (`python -m studies.probes`): there the loss on the second copy rises from 0.06 to
-# 9.75 without the previous-token heads. With four other heads of their layers off, the mean is 0.06 over 7
+# 9.75 without the previous-token heads. With four other heads of their layers off, the mean is 0.06 over 20
 # draws, and no draw is as bad. Both kinds work together, across layers:
 #
 # 1. A previous-token head writes into each token which token came before it.
