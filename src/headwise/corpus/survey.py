@@ -112,7 +112,7 @@ def survey(
         >>> result = hw.survey("mini", place / "a.txt", out=place / "survey", roles=False, progress=False)
         >>> result
         Survey(1 document, 56 heads)
-        >>> result[2, 1].label
+        >>> result[3, 4].label
         'previous-token'
     """
     arrow()
