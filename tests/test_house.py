@@ -229,7 +229,7 @@ def test_the_source_archive_holds_the_pages_sources_and_none_of_their_tools(tmp_
 
 @pytest.mark.slow
 def test_the_wheel_holds_the_built_in_model_and_is_small(wheel: Path) -> None:
-    """In MB: its weights at most 8, all else of it 1.5."""
+    """In MB: its weights at most 14, all else of it 1.5."""
     room = "headwise/models/mini/"
     sizes = {
         file.filename.removeprefix(room): file.file_size / 1e6
@@ -237,8 +237,8 @@ def test_the_wheel_holds_the_built_in_model_and_is_small(wheel: Path) -> None:
         if file.filename.startswith(room)
     }
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= sizes.keys()
-    assert sizes.pop("model.safetensors") <= 8 and sum(sizes.values()) <= 1.5
-    assert wheel.stat().st_size / 1e6 <= 11
+    assert sizes.pop("model.safetensors") <= 14 and sum(sizes.values()) <= 1.5
+    assert wheel.stat().st_size / 1e6 <= 16
 
 
 @pytest.mark.slow
