@@ -119,7 +119,7 @@ def _spots(when: float) -> dict[Head, tuple[float, float]]:
 
 def _seat(layer: int, head: int) -> tuple[float, float]:
     """Return the position of a head in the model: a row for each layer."""
-    return LEFT + 96 + 42 * head, TOP + 48 + 34 * layer
+    return LEFT + 60 + 38 * head, TOP + 48 + 34 * layer
 
 
 @cache
@@ -200,7 +200,7 @@ def _seats(stage: Stage, alpha: float) -> None:
 def _legend(stage: Stage, when: float, alpha: float = 1) -> None:
     """Draw the labels, each with the number of heads that have it."""
     count = Counter(_label(int(when + 1e-6), *head) for head in _every())
-    x, y = LEFT + 22, TOP + HIGH - 138
+    x, y = LEFT + WIDE - 132, TOP + 66  # above all dots: a head that attends to many tokens attends far
     for number, (name, colour) in enumerate(COLOURS.items()):
         opacity = alpha * (1.0 if count[name] else 0.35)
         stage.disc(x, y + 21 * number, 6, colour, opacity)
