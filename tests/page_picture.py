@@ -1,6 +1,6 @@
 """The picture of the page in README, by the browser of the tests: python tests/page_picture.py docs/page.png
 
-mini reads a sentence that says something twice; without its previous-token head 2.1 it hardly expects "mat".
+mini reads a sentence that says something twice; without its previous-token head 3.4 it hardly expects "letter".
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from browser import Browser
 from headwise.cli import main
 
-TEXT = "The cat sat on the mat. The cat sat on the"
-VIEW = "#layer=3&head=0&token=16&off=2.1"
+TEXT = "The captain read the letter. Then the captain read the"
+VIEW = "#layer=5&head=2&token=11&off=3.4"
 READ = "document.querySelector('#alive-words .alive-down') !== null"  # words beside what they were
 
 

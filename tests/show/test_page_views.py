@@ -248,8 +248,32 @@ def test_a_row_of_a_flip_is_read_by_pointing_at_it_and_by_arrow_keys(
     page.press("ArrowUp", 38)
     row, _ = row_read(page, "flip")
     assert row == start - 1
+    moved = made.changes.all[made.order().index((0, 6))]
+    assert moved.places is not None
     change = apart(as_held(first)[row], as_held(second)[row])
-    assert f"change {change:.3f} nats" in page.text("#panel-flip .pm-said")
+    expected = moved.largest if row == moved.places[0] else change  # the largest change stands as it was measured
+    assert f"change {expected:.3f} nats" in page.text("#panel-flip .pm-said")
+
+
+def test_the_list_of_heads_is_one_stop_of_the_tab_key(browser: Browser, whole: tuple[Made, Path]) -> None:
+    """With head 0.0 selected, the 41st of the list, 41 of them had to be passed."""
+    made, path = whole
+    page = opened(browser, path, "#tab=flip&layer=0&head=0")
+    order = [f"{layer}.{head}" for layer, head in made.order()]
+    page.wait("document.querySelector('#panel-flip .bars [aria-current]')")
+    stops = "[...document.querySelectorAll('#panel-flip .bars button')].filter((b) => b.tabIndex === 0)"
+    assert page.evaluate(f"{stops}.map((b) => b.dataset.head)") == ["0.0"]
+    page.evaluate(f"{stops}[0].focus()")
+    page.press("ArrowUp", 38)
+    at = order.index("0.0")
+    assert page.evaluate("document.activeElement.dataset.head") == order[at - 1]
+    enter(page)
+    page.wait(f"location.hash.includes('layer={order[at - 1][0]}&head={order[at - 1][2]}')")
+    page.press("Home", 36)
+    assert page.evaluate("document.activeElement.dataset.head") == order[0]
+    page.press("ArrowUp", 38)  # nothing is above
+    assert page.evaluate("document.activeElement.dataset.head") == order[0]
+    assert page.evaluate(f"{stops}.map((b) => b.dataset.head)") == [order[0]]
 
 
 def test_words_without_a_partner_are_not_compared(browser: Browser, tmp_path: Path) -> None:
@@ -344,7 +368,7 @@ def test_the_matrix_is_that_of_python_and_points_stand_as_its_layout_has_them(
     for which, matrix in (("first", exact), ("last", cosines)):
         numbers = page.texts(f"#panel-diversity .matrix-room:{which}-child td[data-pair]")
         expected = [
-            "" if row == column else f"{matrix[row, column]:.3f}" for row in range(8) for column in range(8)
+            "" if row == column else f"{matrix[row, column]:.3f}" for row in range(7) for column in range(7)
         ]
         off = [
             (a, b)
@@ -472,12 +496,20 @@ def test_the_table_sorts_by_what_is_clicked_and_goes_along_as_csv(
     rows = "[...document.querySelectorAll('.all-numbers tbody tr')].map((r) => r.dataset.head)"
     heads = [(number, head) for number, layer in enumerate(made.heads[0].values()) for head in layer]
     value = {f"{number}.{head.head}": head.values["entropy"] for number, head in heads}
+
+    def to_the_last_row() -> None:
+        """Rows out of sight are made when one scrolls there."""
+        page.evaluate("document.querySelector('.numbers-room').scrollTop = 1e6")
+        page.wait(f"{rows}.length === {len(value)}")
+
     page.click(".all-numbers th[data-name=entropy] button")
+    to_the_last_row()
     assert page.evaluate(rows) == sorted(value, key=lambda name: -value[name])
     assert page.evaluate("document.querySelector('th[aria-sort]').dataset.name") == "entropy"
     assert page.evaluate("document.querySelector('th[aria-sort]').getAttribute('aria-sort')") == "descending"
     page.evaluate("document.querySelector('.all-numbers th[data-name=entropy] button').focus()")
     enter(page)
+    to_the_last_row()
     assert page.evaluate(rows) == sorted(value, key=lambda name: value[name])
     least = min(value, key=lambda name: value[name])
     page.click(f".all-numbers tr[data-head='{least}'] td:nth-child(3)")

@@ -269,11 +269,11 @@ def test_a_link_in_an_open_page_shows_what_it_shows_in_a_new_one(
     page.wait(f"document.querySelector('#alive-text').value === {HE!r}")
     assert page.evaluate("document.querySelector('.alive-compared').hidden")
     longer = (
-        "#layer=3&head=0&token=16&typed=The+cat+sat+on+the+mat.+The+cat+sat+on+the"  # than what was measured
+        "#layer=5&head=2&token=12&typed=The+cat+sat+on+the+mat.+The+cat+sat+on+the"  # than what was measured
     )
     again = opened(browser, files["mini"], longer)
-    again.wait("document.querySelector('#one-head .row-line').textContent.includes('(16) attends to: “mat”')")
-    assert again.state("token") == "16"
+    again.wait("document.querySelector('#one-head .row-line').textContent.includes('(12) attends to: “mat”')")
+    assert again.state("token") == "12"
 
 
 def test_a_text_of_lines_and_markup_is_read_alive_as_it_was_measured(

@@ -24,18 +24,23 @@ export interface BarList {
 
 export function barList(title: string, chosen: (layer: number, head: number) => void): BarList {
   const caption = el("p", { class: "quiet" });
-  const list = el("ol", { class: "bars" });
+  const list = el("ol", { class: "bars", "aria-label": "Heads; arrow up and down go from one to the next" });
   const all = el("button", { type: "button", class: "bars-all" });
   const element = el("div", { class: "bar-list" }, el("h3", null, title), caption, list, all);
   let bars: Bar[] = [];
   let count = FIRST;
   let now = "";
 
+  /** The list is one stop of the Tab key: a model has hundreds of heads. */
+  const stopAt = (stop: HTMLElement | null) => {
+    for (const button of list.querySelectorAll("button")) button.tabIndex = button === stop ? 0 : -1;
+  };
   const mark = () => {
     for (const button of list.querySelectorAll("button")) {
       if (button.dataset.head === now) button.setAttribute("aria-current", "true");
       else button.removeAttribute("aria-current");
     }
+    stopAt(list.querySelector<HTMLElement>("[aria-current]") ?? list.querySelector("button"));
     const row = list.querySelector<HTMLElement>("[aria-current]");
     if (!row) return;
     const [from, to] = [row.offsetTop - list.offsetTop, row.offsetTop - list.offsetTop + row.offsetHeight];
@@ -53,6 +58,21 @@ export function barList(title: string, chosen: (layer: number, head: number) => 
     count = bars.length;
     draw();
     list.querySelectorAll("button")[next]?.focus();
+  });
+  list.addEventListener("keydown", (event) => {
+    const buttons = [...list.querySelectorAll("button")];
+    const at = buttons.indexOf(event.target as HTMLButtonElement);
+    const places: Record<string, number> = {
+      ArrowDown: at + 1,
+      ArrowUp: at - 1,
+      Home: 0,
+      End: buttons.length - 1,
+    };
+    const next = at < 0 ? undefined : buttons[places[event.key]];
+    if (!next) return;
+    event.preventDefault();
+    stopAt(next);
+    next.focus();
   });
   list.addEventListener("click", (event) => {
     const button = (event.target as Element).closest("button");
