@@ -745,7 +745,7 @@ def test_a_terminal_sees_what_is_loading_and_how_far_it_is() -> None:
     steps = list(dict.fromkeys(line.partition(" [")[0] for line in shown))
     assert steps[:3] == ["Loading torch", "Loading mini", "Reading 3 words"]
     assert steps[3].startswith("Watching ") and steps[4:] == ["Drawing 56 heads"]
-    assert "[....................] 0 of 4" in sent
+    assert "[....................] 0 of 8" in sent
     title, wrote = (re.search(rf"\r +\r(\x1b\[1m)?{words}", sent) for words in ("mini reads", "Wrote x.png"))
     assert title and wrote and title.start() < sent.index("Drawing") < wrote.start()  # on a line wiped for it
     assert sent.endswith("\rWrote x.png\r\n")

@@ -251,7 +251,7 @@ def test_a_row_of_a_flip_is_read_by_pointing_at_it_and_by_arrow_keys(
     moved = made.changes.all[made.order().index((0, 6))]
     assert moved.places is not None
     change = apart(as_held(first)[row], as_held(second)[row])
-    expected = moved.largest if row == moved.places[0] else change  # the largest change stands as it was measured
+    expected = moved.largest if row == moved.places[0] else change  # not from rounded weights
     assert f"change {expected:.3f} nats" in page.text("#panel-flip .pm-said")
 
 
