@@ -1,6 +1,6 @@
 """The picture of the page in README, by the browser of the tests: python tests/page_picture.py docs/page.png
 
-mini reads a sentence that says something twice; without its previous-token head 3.4 it hardly expects "letter".
+mini reads of the same thing twice; without its previous-token head 3.4 it hardly expects "letter".
 """
 
 from __future__ import annotations
