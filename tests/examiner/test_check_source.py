@@ -583,7 +583,7 @@ RAISED = {
     "view later": ("x.narrow(2, 0, 5).view(B, -1)", ("view cannot", ".contiguous()")),
     "a layer of the wrong width": (
         "self.W_q(x)",
-        ("self.W_q (line 9: `self.W_q = nn.Linear(6, 24)`)", "6 numbers", "24"),
+        ("self.W_q (line 9: `self.W_q = nn.Linear(6, 24)`)", "6 features", "24"),
     ),
     "a product": ("x[0] @ x[1]", ("7 × 24", "inner sizes")),
     "sizes that do not multiply": ("x.view(B, T, 5, 6)", ("has 630 numbers", "the tensor has 504")),
