@@ -288,6 +288,7 @@ def test_a_backend_is_not_given_what_it_never_spoke_of(
     assert capped == []
 
 
+@pytest.mark.thinned(99, keep=["auto"])
 @pytest.mark.parametrize("name", ["auto", "capped"])
 def test_a_backend_that_was_added_runs_in_graphs(capped: list[str], name: str) -> None:
     q, k, v = (x.requires_grad_() for x in qkv())

@@ -560,6 +560,7 @@ def test_strides_change_no_bit(layout: str) -> None:
         assert actual[1][0].transpose(1, 2).is_contiguous()  # laid out as q is
 
 
+@pytest.mark.slow
 def test_heads_that_are_one_head_seen_often_give_the_same_bits() -> None:
     z = Size(1, 3, 3, 17, 19, 8, 8)
     actual = []
@@ -973,6 +974,7 @@ def test_a_planned_call_is_the_same_launch(name: str, monkeypatch: pytest.Monkey
     assert PLANS.made_by(first_pass.OWNER)
 
 
+@pytest.mark.slow
 def test_statistics_on_the_way_come_by_plan_too() -> None:
     for seed in (0, 20, 40):
         q, k, v = (normal(seed + i, 1, 2, 67, 8).float() for i in range(3))

@@ -179,6 +179,7 @@ def test_chosen_queries_are_at_their_own_places() -> None:
     assert planned()[1] == 1
 
 
+@pytest.mark.slow
 def test_a_picture_of_narrow_cells_is_made_beside_a_plan() -> None:
     q, k = pair(0)
     first, *others = [

@@ -134,7 +134,7 @@ def test_compiled_in_one_graph_equals_eager_forward_and_back(kind: Kind) -> None
     assert_same(kind.results(torch.compile(mha, fullgraph=True, backend="aot_eager")), kind.results(mha))
 
 
-@pytest.mark.thinned(keep=["padding"])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["self", "causal", "cross", "padding", "grouped"])
 def test_one_graph_serves_all_lengths(name: str, counter: Any) -> None:
     """One for the first length it sees, one for all others; forward and back."""
@@ -235,7 +235,7 @@ def test_an_exported_program_takes_any_batch_and_lengths(kind: Kind) -> None:
         assert_same([out], [kind.output(mha, *inputs)])
 
 
-@pytest.mark.thinned(keep=["grouped cross"])
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.11, loading
 @pytest.mark.parametrize("name", ["causal", "padding", "grouped cross"])
 def test_an_exported_program_is_saved_and_loaded(name: str) -> None:
@@ -378,7 +378,7 @@ def tiny(
     return output, [*inputs, *mha.parameters()], mha
 
 
-@pytest.mark.thinned(keep=["cross"])
+@pytest.mark.slow
 @every_tiny
 def test_derivatives_of_derivatives_are_what_differences_say(kind: Kind, sizes: tuple[int, ...]) -> None:
     output, leaves, _ = tiny(kind, sizes)
