@@ -302,15 +302,15 @@ def losses_part(training: Facts) -> str:
 def tried_part(training: Facts) -> str:
     """Return the table of all models that were trained."""
     rows = []
-    for one in training["tried"]:
-        layers, _, width = one["size"].partition("x")
-        name = f"{layers} layers, width {width}, seed {one['seed']}"
-        numbers = (one["nats per byte"]["plain"], one["induction"], one["previous"])
+    for model in training["tried"]:
+        layers, _, width = model["size"].partition("x")
+        name = f"{layers} layers, width {width}, seed {model['seed']}"
+        numbers = (model["nats per byte"]["plain"], model["induction"], model["previous"])
         rows.append(
             (
-                f"**{name}**" if one["label"] == training["label"] else name,
-                ", ".join(one["found"]) or "none",
-                f"{one['tokens'] / 1e6:.0f}",
+                f"**{name}**" if model["label"] == training["label"] else name,
+                ", ".join(model["found"]) or "none",
+                f"{model['tokens'] / 1e6:.0f}",
                 *(f"{number:.3f}" for number in numbers),
             )
         )
@@ -322,7 +322,7 @@ def tried_part(training: Facts) -> str:
         "best induction stripe",
         "best previous token",
     )
-    text = TRIED.format(most=max(len(one["found"]) for one in training["tried"]))
+    text = TRIED.format(most=max(len(model["found"]) for model in training["tried"]))
     return "\n".join([text, *_table(header, rows, 4)])
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SPECIAL = 17  # tokens that mark turns and ends come first
 ENDS = (0, 1, 2)
 MOST_COMMON, PIECE = 11_800, 33_000_000  # tokens that are kept, at least; bytes of the first piece
-ASKED, FEWEST = 60_000, 1200  # prompts that are drawn; of one length, or that length is left out
+PROMPTS, FEWEST = 60_000, 1200  # prompts that are drawn; of one length, or that length is left out
 TURN = (
     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
     "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
@@ -127,10 +127,10 @@ def tokens_to_keep(
         for form in (f" {word}", word, f" {word.capitalize()}", word.capitalize()):
             count.update(dict.fromkeys(tokenizer.encode(form).ids, 30))
     questions = Questions(words, seed=1)
-    asked = {token for _ in range(500) for token in tokenizer.encode(TURN.format(questions.next())).ids}
+    in_prompts = {token for _ in range(500) for token in tokenizer.encode(TURN.format(questions.next())).ids}
     single = {number for token, number in tokenizer.get_vocab().items() if len(token) == 1}
     often = {token for token, _ in count.most_common(MOST_COMMON)}
-    return sorted(asked | single | often | set(range(SPECIAL)))
+    return sorted(in_prompts | single | often | set(range(SPECIAL)))
 
 
 def write(out: Path, documents: Sequence[tuple[str, str, str]], words: Words) -> None:
@@ -177,7 +177,7 @@ def write(out: Path, documents: Sequence[tuple[str, str, str]], words: Words) ->
 def prompts_of(tokenizer: Tokenizer, new: dict[int, int], questions: Questions) -> dict[str, Any]:
     """Return prompts by their number of tokens, uint16 [N, tokens] each, in the numbers of kept tokens."""
     by_length: dict[int, list[list[int]]] = defaultdict(list)
-    for question in dict.fromkeys(questions.next() for _ in range(ASKED)):
+    for question in dict.fromkeys(questions.next() for _ in range(PROMPTS)):
         ids = tokenizer.encode(TURN.format(question)).ids
         if all(token in new for token in ids):
             by_length[len(ids)].append([new[token] for token in ids])

@@ -117,18 +117,18 @@ def wanted(documents: Sequence[Document]) -> Words:
     prose = " ".join(
         text for source, _, text in documents if "source" not in source and "documentation" not in source
     )
-    seen = Counter(re.findall(r"[a-z]+", prose))
+    counts = Counter(re.findall(r"[a-z]+", prose))
     listed = {word for words in parts_of_speech().values() for word in words}
 
     def is_word(word: str) -> bool:
-        return seen[word] > 0 or any(stem in listed for stem in stems(word))
+        return counts[word] > 0 or any(stem in listed for stem in stems(word))
 
     common = [
         word
         for word in by_frequency()
         if (len(word) > 1 or word in "ai")
-        and seen[word] >= 3
-        and any(stem in listed or seen[stem] > 300 for stem in stems(word))
+        and counts[word] >= 3
+        and any(stem in listed or counts[stem] > 300 for stem in stems(word))
     ][:COMMON]
     written = {word for word in stories.words() | set(CLAUSES.split()) if word.islower()}
     shown = {word for text in EXAMPLES for word in words_of(text)} | of_lessons()

@@ -19,7 +19,7 @@ from studies import card, probes
 MODEL = Transformer(small_config())
 NAME = probes.fingerprint(MODEL)
 LOSS = {"nats per byte": 0.96, "nats per token": 3.68, "bytes": 220_000, "tokens": 57_000, "documents": 33}
-ONE = {
+TRAINING_ROW = {
     "label": "1_2x24_seed0", "size": "2x24", "seed": 0, "steps": 8000, "planned": 8000, "seconds": 431.0,
     "tokens": 262_144_000, "induction": 0.95, "previous": 0.97,
     "nats per byte": {"plain": 1.02, "rest": 0.97},
@@ -32,7 +32,7 @@ TRAINING = {
     "validation": {"plain": LOSS, "rest": LOSS},
     "before": {"plain": LOSS | {"nats per byte": 1.035}, "rest": LOSS},
     "sources": {"Book, chapters": {"documents": 135, "letters": 1_200_000}},
-    "tried": [ONE, ONE | {"label": "2_2x24_seed1", "seed": 1, "found": []}],
+    "tried": [TRAINING_ROW, TRAINING_ROW | {"label": "2_2x24_seed1", "seed": 1, "found": []}],
     "generated": [["The king said", " yes."]], "milliseconds": 31.4,
 }  # fmt: skip
 

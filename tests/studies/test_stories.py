@@ -72,10 +72,10 @@ def test_words_of_the_grammar_and_of_lessons_are_words() -> None:
 def test_prompts_are_grouped_by_length_and_those_with_other_tokens_are_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(teacher_files, "ASKED", 3)
+    monkeypatch.setattr(teacher_files, "PROMPTS", 3)
     monkeypatch.setattr(teacher_files, "FEWEST", 1)
 
-    class Asked:
+    class Questions:
         texts = iter(["ab", "ab", "é"])
 
         def next(self) -> str:
@@ -83,7 +83,7 @@ def test_prompts_are_grouped_by_length_and_those_with_other_tokens_are_left_out(
 
     inner = a_vocabulary()
     ids = inner.encode(teacher_files.TURN.format("ab")).ids
-    prompts = teacher_files.prompts_of(inner, {token: token + 1 for token in ids}, Asked())  # type: ignore[arg-type]
+    prompts = teacher_files.prompts_of(inner, {token: token + 1 for token in ids}, Questions())  # type: ignore[arg-type]
     assert list(prompts) == [str(len(ids))]
     assert prompts[str(len(ids))].tolist() == [[token + 1 for token in ids]]
 
