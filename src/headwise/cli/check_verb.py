@@ -229,7 +229,7 @@ def _check_many(
             if folder.is_dir():
                 from ..examiner.marking.submissions import collected
 
-                files += [(each, name) for each in collected([folder])]
+                files += [(file, name) for file in collected([folder])]
                 folders.append(folder)
             else:
                 path, own = file_and_name(source)

@@ -52,7 +52,7 @@ from .rotations import (
     ZEROS,
     constant_rotations,
 )
-from .subject import Sizes, fields_of, in_precision, signature_of
+from .subject import Sizes, fields_of, signature_of, with_parameters_of
 from .vocabulary import bare, builds_causal_mask, size_word, source_texts
 from .wiring import choose_by_fault, find_wiring, projected_elsewhere, wrapped_torch_attention
 
@@ -637,8 +637,7 @@ def _causal_instance(caller: Caller, construction: Construction | None) -> Any:
         if caller.plan.masks and not causal:
             continue  # beside a mask argument, only a switch that is named causal counts
         try:
-            in_precision(body, caller.subject.dtype).eval()
-            body.load_state_dict(dict(caller.subject.body.named_parameters()), strict=False)
+            with_parameters_of(caller.subject, body).eval()
         except CAUGHT:
             continue
         named_causal = body if causal and named_causal is None else named_causal

@@ -42,7 +42,16 @@ from .probes import (
 )
 from .projections import Projections
 from .recognition import FAR
-from .subject import Subject, batch_of, cast_loose, in_precision, reset_method, settle, signature_of
+from .subject import (
+    Subject,
+    batch_of,
+    cast_loose,
+    in_precision,
+    reset_method,
+    settle,
+    signature_of,
+    with_parameters_of,
+)
 from .vocabulary import role_word, size_word
 
 FIXED = re.compile(r"def __init__\([^)]*\b(seq_len\w*|n\w*_patches|n\w*_tokens|window_size|resolution)\b")
@@ -311,10 +320,10 @@ def _rescaled_dropout(
         return
     share = 1.0
     for p, calls in ((0.5, FEW_CALLS), (0.25, MANY_CALLS)):
-        body = in_precision(construction.make(p), caller.subject.dtype)
+        body = construction.make(p)
         if not isinstance(body, nn.Module):
             return
-        body.load_state_dict(dict(caller.subject.body.named_parameters()), strict=False)
+        body = with_parameters_of(caller.subject, body)
         share, spread = _share_in_training(caller, evidence, body, copy.deepcopy(body).eval(), calls)
         if min(abs(share - (1 - p)), abs(share - (1 - p) ** 2)) > 0.02 + 4 * spread or share > 0.9:
             return  # dropout of the inputs may change the mean by any number
@@ -333,7 +342,9 @@ def _share_in_training(
     All positions are equal, so that each head returns its value times the sum of the weights. Weights that
     are dropped before the softmax, on purpose, leave that sum at 1. It is 1 as well where nothing is known.
     """
-    if evidence.weights is None or any(each.key in ("residual", "norm after") for each in evidence.designs):
+    if evidence.weights is None or any(
+        design.key in ("residual", "norm after") for design in evidence.designs
+    ):
         return 1.0, 0.0
     inputs = map_inputs(plain(caller), lambda x: x[:, :1].expand_as(x).contiguous())
     bias = evidence.weights.o_bias
@@ -363,7 +374,7 @@ def _switches_drop_masks(caller: Caller, construction: Construction | None) -> I
     for convention in caller.conventions:
         one_mask = replace(caller, conventions=(convention,))
         masks = (padding_mask(B, L, L), padding_mask(B, L, L, same=True))
-        mask = next((each for each in masks if can_express(one_mask, each)), None)
+        mask = next((mask for mask in masks if can_express(one_mask, mask)), None)
         others = [] if mask is None else list(_switched(one_mask, construction))
         if mask is None or convention.kind == "switch" or not others:
             continue
@@ -395,8 +406,7 @@ def _switched(caller: Caller, construction: Construction | None) -> Iterator[tup
         names.add(parameter.name)
         with contextlib.suppress(*CAUGHT):
             other = construction.make(switches={parameter.name: not parameter.default})
-            other = in_precision(other, caller.subject.dtype).eval()
-            other.load_state_dict(dict(body.named_parameters()), strict=False)
+            other = with_parameters_of(caller.subject, other).eval()
             switched = replace(caller, subject=replace(caller.subject, body=other))
             yield parameter.name, not parameter.default, switched
     for parameter in signature_of(body).parameters.values():

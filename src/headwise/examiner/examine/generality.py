@@ -22,7 +22,7 @@ from .conventions import likely_conventions, padding_mask
 from .environment import CAUGHT, seed
 from .probes import call_with, can_express, causal_mask, plain, share_off, some_mask
 from .recognition import describe_position_rule
-from .subject import Sizes, in_precision
+from .subject import Sizes, with_parameters_of
 
 LONG_PROBE = "many positions"
 FEW, MANY = 3, 29  # positions: fewer and more than any other probe has
@@ -106,10 +106,10 @@ def fresh_caller(caller: Caller) -> Caller | None:
     weights = dict(subject.body.named_parameters())
     try:
         seed(0)
-        body = in_precision(subject.make(), subject.dtype).eval()
+        body = subject.make().eval()
         if {k: p.shape for k, p in body.named_parameters()} != {k: p.shape for k, p in weights.items()}:
             return None
-        body.load_state_dict(weights, strict=False)
+        with_parameters_of(subject, body)
     except CAUGHT:
         return None
     return replace(caller, subject=replace(subject, body=body, calm=True))

@@ -324,6 +324,12 @@ def in_precision(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     return module._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)
 
 
+def with_parameters_of(subject: Subject, body: nn.Module) -> nn.Module:
+    """Give `body` the precision and parameters of `subject`, and return it; its buffers stay."""
+    in_precision(body, subject.dtype).load_state_dict(dict(subject.body.named_parameters()), strict=False)
+    return body
+
+
 def settle(subject: Subject) -> None:
     """Make the subject ready: its dtype, eval, new random weights and biases, gradients on."""
     body = subject.body

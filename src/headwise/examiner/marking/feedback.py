@@ -92,9 +92,13 @@ def _block(part: Part) -> str:
                 for row in rows
             )  # fmt: skip
         case Listed(title, items):
-            return "\n".join([f"**{markdown(title)}**\n", *(f"- {markdown(text)}" for _, text in items)])
+            return f"**{markdown(title)}**\n\n{_bullets([text for _, text in items])}"
         case Note(text):
             return markdown(text)
+
+
+def _bullets(texts: Sequence[str]) -> str:
+    return "\n".join(f"- {markdown(text)}" for text in texts)
 
 
 def for_class(reports: Sequence[Report], marks: Sequence[Mark] | None = None) -> str:
@@ -107,21 +111,21 @@ def for_class(reports: Sequence[Report], marks: Sequence[Mark] | None = None) ->
         points = [str(marks[number])] if marks else []
         cells = [name, judged_in(report), report.verdict, *points, plain(what_of(report), 160)]
         rows.append([*map(markdown, cells), "" if line is None else str(line)])
-    blocks = ["# The class", "\n".join(f"- {markdown(each)}" for each in in_numbers(reports))]
+    blocks = ["# The class", _bullets(in_numbers(reports))]
     decided = [mark.points for mark in marks or () if mark.points is not None]
     if decided and marks:
         mean = sum(decided) / len(decided)
         blocks.append(
             f"Points: {mean:.3g} of {marks[0].full:g} on average; {len(decided)} files were judged."
         )
-    blocks.append("\n".join(f"| {' | '.join(each)} |" for each in [head, ["---"] * len(head), *rows]))
+    blocks.append("\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *rows]))
     if facts := facts_in_words(reports):
         blocks += ["## Similar files", "These are facts and not verdicts: a person decides what they mean."]
-        blocks.append("\n".join(f"- {markdown(each)}" for each in facts))
+        blocks.append(_bullets(facts))
     if missing := missing_in_words(reports):
         blocks += [
             "## Protections that are missing on this system",
-            "\n".join(f"- {markdown(each)}" for each in missing),
+            _bullets(missing),
         ]
     return "\n\n".join(blocks) + "\n"
 

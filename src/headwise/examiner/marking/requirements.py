@@ -97,8 +97,8 @@ def facts_of_source(source: str, name: str | None) -> SourceFacts:
 def _of_class(classes: dict[str, ast.ClassDef], name: str) -> SourceFacts:
     made, class_names = SourceFacts(), [name]
     forward = constructor = None
-    for each in class_names:  # grows by the bases beside it
-        node = classes[each]
+    for class_name in class_names:  # grows: base classes in the same file are appended
+        node = classes[class_name]
         methods = {method.name: method for method in node.body if isinstance(method, Function)}
         forward = forward or methods.get("forward") or methods.get("__call__") or methods.get("call")
         constructor = constructor or methods.get("__init__")
@@ -113,7 +113,7 @@ def _of_class(classes: dict[str, ast.ClassDef], name: str) -> SourceFacts:
             for function in calls
         }
         made.has_parameters = made.has_parameters or bool(names & MAKERS)
-        made.attends = made.attends or bool(names & SOFTMAX or MULTI_HEAD.search(each))
+        made.attends = made.attends or bool(names & SOFTMAX or MULTI_HEAD.search(class_name))
     if constructor is not None:
         _read_sizes(made, constructor)
     if forward is not None:
@@ -182,7 +182,7 @@ def requirements_of(words: Iterable[str]) -> list[Requirement]:
         if value not in WORDS[subject]:
             raise ArgumentError(
                 f"require must have a value of {subject}: got {word!r}; choose from "
-                f"{', '.join(f'{subject}={each}' for each in WORDS[subject])}"
+                f"{', '.join(f'{subject}={choice}' for choice in WORDS[subject])}"
             )
         if subject in requirements and requirements[subject].value != value:
             raise ArgumentError(
