@@ -246,13 +246,17 @@ def test_mistakes_are_2_and_nothing_is_run(examiner, capsys) -> None:
     assert "memory must be a size: got 'much'; " in mistake(capsys, "mha.py", "--memory", "much")
     assert "--hint" in mistake(capsys, "mha.py", "--hint", "4")
     assert "--heads" in mistake(capsys, "mha.py", "--heads", "0")
-    assert "several files must be checked without --hint: got --hint 2" in mistake(
+    assert "hint must be used with --json or --feedback for several files: got --hint 2" in mistake(
         capsys, "mha.py", "mha.py", "--hint", "2"
     )
-    assert "watch must be for one file: got 2 arguments" in mistake(capsys, "mha.py", "mha.py", "--watch")
-    assert "role must be q, k, v, o or qkv: got 'x=W'; " in mistake(capsys, "mha.py", "--role", "x=W")
+    assert "watch must be used with one file, without --rubric and --feedback: got a.py b.py; " in mistake(
+        capsys, "a.py", "b.py", "--watch"
+    )
+    assert "role must be q, k, v, o or qkv, = and a parameter: got 'x=W'; " in mistake(
+        capsys, "mha.py", "--role", "x=W"
+    )
     assert "arg must be NAME=VALUE: got 'dropout'; " in mistake(capsys, "mha.py", "--arg", "dropout")
-    assert "arg must be a literal of Python: got 'a=f()'; " in mistake(capsys, "mha.py", "--arg", "a=f()")
+    assert "arg must be a Python literal: got 'a=f()'; " in mistake(capsys, "mha.py", "--arg", "a=f()")
     assert "got 'mask=odd'; choose from" in mistake(capsys, "mha.py", "--require", "mask=odd")
     assert "got 'maks=added'; did you mean" in mistake(capsys, "mha.py", "mha.py", "--require", "maks=added")
     Path("empty").mkdir()

@@ -65,7 +65,7 @@ def test_the_way_of_somebody_new(learn: Callable[..., tuple[int, str]], tmp_path
     code, output = learn("hint")
     assert code == 0 and "Hint 3" in output and "--answer" in output
     code, output = learn("solution")
-    assert code == 2 and "solution must come after success" in output
+    assert code == 2 and "before its solution is shown: 3 is not solved" in output
     code, output = learn("check", "--answer")
     assert code == 1 and "softmax over queries" in output
 

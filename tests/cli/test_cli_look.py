@@ -320,10 +320,10 @@ def test_what_holds_no_text_is_refused(piped: Callable[[bytes], None]) -> None:
         (b"", "./nothing", "there is no './nothing'; check the name, or write a whole sentence"),
         (b"", "story.txt", "at least one word: found 0"),
         (b"", "folder", "'folder' is a folder"),
-        (b"", "picture", "FILE must be text in UTF-8: 'picture' is not, at byte 0; save it as text"),
-        (b"", "half", "FILE must be text in UTF-16: 'half' is not, at byte 4; "),
-        (b"\xff", "-", "standard input must be text in UTF-8: what came is not, at byte 0; "),
-        (b"a\0b", "-", "standard input must be text in UTF-8: what came has a zero at character 1; "),
+        (b"", "picture", "FILE must be text in UTF-8: 'picture' has an invalid byte at 0; save it"),
+        (b"", "half", "FILE must be text in UTF-16: 'half' has an invalid byte at 4; "),
+        (b"\xff", "-", "standard input must be text in UTF-8: the input has an invalid byte at 0; "),
+        (b"a\0b", "-", "standard input must be text in UTF-8: the input has a NUL at character 1; "),
         (b" ", "-", "at least one word: found 0"),
     ):
         piped(data)
@@ -344,14 +344,14 @@ def test_of_a_large_text_the_beginning_is_read_and_that_is_said(
     Path("large").write_bytes(data)
     piped(data)
     assert texts_of([argument], SENTENCE) == ["日" * 349_525]
-    where, name = ("standard input", "what came") if argument == "-" else ("FILE", "'large'")
+    where, name = ("standard input", "the input") if argument == "-" else ("FILE", "'large'")
     error = f"headwise: {where} has more than 1,048,576 bytes: only the first 1,048,576 of {name} are read\n"
     assert capsys.readouterr().err == error
     Path("large").write_bytes(b"a" * 2**20)
     assert texts_of(["large"], SENTENCE) == ["a" * 2**20]
     assert capsys.readouterr().err == ""
     Path("large").write_bytes(b"a" * 7 + b"\xff" + b"a" * 2**20)
-    with pytest.raises(ArgumentError, match="'large' is not, at byte 7; "):
+    with pytest.raises(ArgumentError, match="'large' has an invalid byte at 7; "):
         texts_of(["large"], SENTENCE)
 
 
@@ -468,7 +468,7 @@ def test_what_is_left_out_is_said(own: str, capsys: pytest.CaptureFixture[str]) 
     line = look("the cat ran away " * 3, "--model", own, "--max-tokens", "7").splitlines()[1]
     assert re.fullmatch(r"Only the first 7 of \d+ tokens were read: the limit set by --max-tokens 7\.", line)
     assert "max-tokens" in mistake(capsys, "a b", "--model", own, "--max-tokens", "0")
-    room = "max-tokens must leave room for a word beside 1 special token: got 1; try 64"
+    room = "max-tokens must be greater than the number of special tokens, 1: got 1; try 64"
     assert room in mistake(capsys, "a b", "--model", own, "--max-tokens", "1")
 
 
@@ -500,7 +500,7 @@ def test_roles_are_found_or_it_is_said_that_none_is(
     monkeypatch.setattr("headwise.listeners.role_measurement.roles", roles)
     output = look("the cat ran", "--model", own, "--roles")
     assert ("For 1 of 1 relations between words, a head is right more often than" in output) is has_role
-    assert ("For none of 1 relations between words is a head right more often" in output) is not has_role
+    assert ("For 0 of 1 relations between words, a head is right more often" in output) is not has_role
     assert output.count("verb > object") == (2 if has_role else 0)
     for head, expected in (("1.2", has_role), ("0.2", False)):
         output = look("the cat ran", "--model", own, "--roles", "--head", head)
@@ -574,7 +574,7 @@ def test_what_has_nowhere_to_go_is_refused(
 ) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["look", "a cat", "--json", "-"]) == 2
-    assert "json must be written somewhere: standard output is closed; " in capsys.readouterr().err
+    assert "json must be a file if standard output is closed: got --json -; " in capsys.readouterr().err
 
 
 def test_what_does_not_go_together_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

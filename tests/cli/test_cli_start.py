@@ -236,7 +236,7 @@ def test_what_cannot_be_printed_is_told_in_one_line(
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", full)
             assert main(["--version"]) == 2
-        message = "headwise: standard output must be writable: No space left on device; send it elsewhere\n"
+        message = "headwise: standard output must be writable: No space left on device; redirect it\n"
         assert capsys.readouterr() == ("", message)
     with contextlib.suppress(OSError), open("/dev/full", "w", buffering=1) as full:
         for closed in (None, full):

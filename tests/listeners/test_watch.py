@@ -313,7 +313,7 @@ def test_the_table_sorts_cuts_and_names_what_it_does_not_know(model: Model, ids:
     assert str(heads.table()).count("\n") > 2 * H
     with pytest.raises(ArgumentError, match="sort must be a column: got 'nonsense'"):
         heads.table(sort="nonsense")
-    with pytest.raises(ArgumentError, match="columns must have been measured: got 'nonsense'"):
+    with pytest.raises(ArgumentError, match="columns must be measured: got 'nonsense'"):
         heads.table(columns=("nonsense",))
 
 

@@ -352,11 +352,11 @@ def test_every_sequence_is_a_reading_without_its_padding() -> None:
         "key_tokens": 0,
     }
     assert torch.equal(alone.cells(0, 2).nan_to_num(), opened.cells(0, 2, 1).nan_to_num())
-    with pytest.raises(IndexError, match="batch 2 must be between 0 and 1"):
+    with pytest.raises(IndexError, match="batch must be between 0 and 1: got 2"):
         of(heads, batch=2)
-    with pytest.raises(ArgumentError, match="text must be one per sequence: got 1 for 2"):
+    with pytest.raises(ArgumentError, match="text must be one per sequence: got 1 text for 2 sequences"):
         of(heads, text="first")
-    with pytest.raises(ArgumentError, match="text must be one per sequence: got 3 for 2;"):
+    with pytest.raises(ArgumentError, match="text must be one per sequence: got 3 texts for 2 sequences;"):
         of(heads, text=["a", "b", "c"])
     with pytest.raises(ArgumentError, match=r"query_tokens must name the tokens of one sequence: .* had 2"):
         of(heads, query_tokens=list("abcdefg"))
@@ -516,7 +516,7 @@ def test_long_maps_are_pooled_and_some_heads_can_be_looked_into() -> None:
     assert list(of(heads, finer=[(0, 2), (0, 1)]).call(0)["finer"]) == ["1", "2"]
     assert of(heads, finer=[]).call(0)["finer"] == {}
     with pytest.raises(
-        ArgumentError, match=r"finer must be of heads whose maps were kept: layers\.1 was called with"
+        ArgumentError, match=r"finer must name heads with kept maps: layers\.1 was called with"
     ):
         of(heads, finer=[(1, 0)])
     with pytest.raises(ArgumentError, match=r"finer must name heads that layers\.0 has: got head 9 of 3"):
@@ -595,7 +595,7 @@ def test_what_heads_say_and_write_is_in_the_page() -> None:
         of(heads, outputs=short)
     with torch.no_grad(), hw.collect(model) as collected:
         model(x[:1])
-    with pytest.raises(ShapeError, match=r"1 sequences in .* sequence 1 is shown"):
+    with pytest.raises(ShapeError, match=r"got 1 sequences in .* to show sequence 1"):
         of(heads, outputs=collected)
 
 
@@ -629,7 +629,7 @@ def test_two_texts_beside_each_other_can_be_flipped() -> None:
     assert len(of(before, beside=watched([2]), text="one").data["sources"]) == 2  # another model
     with pytest.raises(ArgumentError, match="beside must be Heads, or a list of them: got str"):
         of(before, beside=["heads"])
-    with pytest.raises(ArgumentError, match="got 3 for 1, or 2 with those beside"):
+    with pytest.raises(ArgumentError, match=r"got 3 texts for 1 sequences \(2 with those of beside\)"):
         of(before, beside=after, text=["a", "b", "c"])
 
 
@@ -677,14 +677,14 @@ def test_training_is_told_with_four_digits() -> None:
     assert data["labels"] == [[[None, "sink"]], [["self", None]]] and data["validation"] == [3.25, 1.123]
     assert "verb > object" in data["statistics"] and data["title"] == "mini"
     with pytest.raises(
-        ArgumentError, match=r"training must be .* 1 layers of 2 heads, and 2 were watched, of 3;"
+        ArgumentError, match=r"training must .* 1 layers of 2 heads, the watched model 2 layers of 3;"
     ):
         of(watched([3, 3]), training=training)
 
 
 def test_a_model_that_runs_is_the_one_that_was_watched() -> None:
     with pytest.raises(
-        ArgumentError, match=r"alive must be .* 8 layers of 7 heads, and 2 were watched, of 3, 5"
+        ArgumentError, match=r"alive must .* 8 layers of 7 heads, the watched model 2 layers of 3, 5"
     ):
         of(watched([3, 5]), alive=load("mini"))
 
@@ -733,13 +733,16 @@ def test_an_image_comes_with_its_patches() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"patches": (3, 3)}, r"patches must come with their image: got \(3, 3\)"),
-        ({"image": torch.rand(4, 4), "patches": (4, 4)}, "4 x 4 = 16 of 11"),
-        ({"image": torch.rand(4, 4), "patches": (1, 2)}, "1 x 2 = 2 of 11"),
-        ({"image": torch.rand(4, 4), "patches": (0, 2)}, r"patches must be rows and columns: got \(0, 2\)"),
-        ({"image": torch.rand(4, 4)}, "no square: 11 tokens"),
+        ({"patches": (3, 3)}, r"patches must be given with image: got patches=\(3, 3\)"),
+        ({"image": torch.rand(4, 4), "patches": (4, 4)}, "4 x 4 = 16 for 11"),
+        ({"image": torch.rand(4, 4), "patches": (1, 2)}, "1 x 2 = 2 for 11"),
+        (
+            {"image": torch.rand(4, 4), "patches": (0, 2)},
+            r"patches must be \(rows, columns\), .*: got \(0, 2\)",
+        ),
+        ({"image": torch.rand(4, 4)}, "no square: got 11 tokens"),
         ({"image": torch.rand(3, 4, 4)}, r"got \[3, 4, 4\]"),
-        ({"image": torch.rand(4, 4) * 2 + 1}, "from 0 to 1 where it is of floats: got 1"),
+        ({"image": torch.rand(4, 4) * 2 + 1}, "from 0 to 1 if it has floats: got 1"),
         ({"image": torch.ones(4, 4, dtype=torch.int64)}, "got torch.int64"),
     ],
 )
@@ -751,7 +754,7 @@ def test_an_image_that_does_not_fit_is_refused(options: dict[str, Any], message:
 def test_an_image_is_of_one_sequence() -> None:
     heads = Heads()
     heads.add("a", record(torch.full((2, 1, 4, 4), 0.25)))
-    with pytest.raises(ArgumentError, match="image must be of one sequence: the last forward had 2"):
+    with pytest.raises(ArgumentError, match="image must be for one sequence: the last forward had 2"):
         of(heads, image=torch.rand(4, 4))
     assert of(heads, image=torch.rand(4, 4), batch=1).data["sources"][0]["readings"][0]["image"]["rows"] == 2
 

@@ -44,7 +44,7 @@ def test_a_page_may_do_what_it_says_and_nothing_else() -> None:
     assert alive.startswith("default-src 'none'; style-src 'sha256-") and "img-src data: blob:;" in alive
     assert "' 'wasm-unsafe-eval';" in alive and "'unsafe" not in alive
     assert "wasm" not in policy(style="a", script="b")
-    with pytest.raises(ArgumentError, match="wasm needs a script that runs it: wasm=True, script=None"):
+    with pytest.raises(ArgumentError, match="wasm must be given with a script: wasm=True, script=None"):
         policy(style="a", wasm=True)
 
 

@@ -98,7 +98,7 @@ def test_outputs_that_cannot_be_drawn_are_told_why() -> None:
         outputs_picture(heads, mha.out_proj, ["a", "b"])
     with pytest.raises(IndexError, match=r"batch must be between 0 and 1: got 2"):
         outputs_picture(heads, mha.out_proj, batch=2)
-    with pytest.raises(ShapeError, match=r"21 channels for 2 heads of 7"):
+    with pytest.raises(ShapeError, match=r"21 input channels for 2 heads of 7"):
         outputs_picture(heads[:, :2], mha.out_proj)
     with pytest.raises(ShapeError, match=r"heads must be \[B, H, T, Dv\]: got \[3, 5, 7\]"):
         outputs_picture(heads[0], mha.out_proj)
@@ -136,9 +136,9 @@ def test_every_head_is_a_dot_in_its_layer_and_the_line_is_their_mean() -> None:
         assert ax.lines[0].get_ydata() == pytest.approx([sum(some) / len(some) for some in expected])
     assert "Model: its 10 heads, layer by layer" in texts(figure)
     assert len(heads.plot_layers("entropy").axes) == 1
-    with pytest.raises(ArgumentError, match="statistics must have been measured: got 'induction'"):
+    with pytest.raises(ArgumentError, match="statistics must be measured: got 'induction'"):
         heads.plot_layers(["entropy", "induction"])
-    with pytest.raises(ArgumentError, match="statistics must be names: got none"):
+    with pytest.raises(ArgumentError, match="statistics must not be empty: got 0 names"):
         heads.plot_layers(())
     with pytest.raises(ArgumentError, match="heads must not be empty: 0 layers"):
         hw.Heads().plot_layers()
@@ -186,7 +186,7 @@ def test_roles_are_drawn_with_the_rule_beside_each() -> None:
     assert dots == [(0.4, 0), (0.8, 0), (0.7, 1), (0.3, 1)]
     words = texts(figure)
     assert "$Toy$: 1 of 2 relations found" in words and "0.40  the last noun" in words
-    with pytest.raises(ArgumentError, match="roles must hold a measured relation: 0 of 1"):
+    with pytest.raises(ArgumentError, match="roles must have a measured relation: 0 of 1"):
         Roles({}, {}, [0], unasked={"a > b": "since"}).plot()
 
 

@@ -1,8 +1,8 @@
 """The command line: `headwise <verb>`, a file per verb or per kind of them.
 
-Whatever a user gets wrong is one line on stderr and exit code 2; Ctrl-C is 130; a missing package is 1, and
-so is a problem that `headwise doctor` finds; `headwise check` and `headwise survey` have codes of their own
-for what they found. Nothing here loads torch: what a verb needs, it imports itself.
+A mistake of the user is one line on stderr and exit code 2. Ctrl-C is 130; a missing package is 1, and so is
+a problem that `headwise doctor` finds; `headwise check` and `headwise survey` have more exit codes for their
+results. Nothing here imports torch: each verb imports what it needs.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["application", "main", "program"]
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
-UNPRINTED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}  # of what has no name
-TELLS_OF_LEAKS = {"transformers", "triton"}  # triton calls all a leak that is there when Python ends
+UNPRINTED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}  # of standard output
+TELLS_OF_LEAKS = {"transformers", "triton"}  # triton reports every object that is left at exit as a leak
 EPILOG = """\b
 Examples:
   headwise look "The cat that I saw yesterday ran away"
@@ -122,7 +122,7 @@ def _code(arguments: Sequence[str] | None, interrupted: Callable[[], bool]) -> i
             raise
         from .terminal import say
 
-        say(f"standard output must be writable: {error.strerror}; send it elsewhere")
+        say(f"standard output must be writable: {error.strerror}; redirect it")
         return 2
 
 
@@ -145,7 +145,7 @@ def _answer(arguments: Sequence[str] | None, interrupted: Callable[[], bool]) ->
             mistake, code = f"torch must load: {reason}; install it again, see https://pytorch.org", 1
         elif isinstance(error, typer.Abort):  # how some versions pass on Ctrl-C
             return INTERRUPTED
-        elif hasattr(error, "format_message"):  # typer's way to say that the command line is wrong
+        elif hasattr(error, "format_message"):  # an error of typer: the command line is wrong
             hint = _hint(sys.argv[1:] if arguments is None else arguments, getattr(error, "ctx", None))
             mistake, code = f"{error.format_message().rstrip('.')}; {hint}", 2
         else:
@@ -176,26 +176,25 @@ def _hint(arguments: Sequence[str], context: typer.Context | None) -> str:
         if dashed is not None and "--" not in arguments:
             return f"write a text that begins with a dash after --: headwise {first} -- {dashed!r}"
         return f"see {context.command_path} --help"
-    verb = "check" if ".py" in first else "look" if " " in first else None  # that it was given without
+    verb = "check" if ".py" in first else "look" if " " in first else None  # the missing verb
     return "see headwise --help" if verb is None else f"begin with a verb: headwise {verb} {first!r}"
 
 
-# Ctrl-C in the process's own command line: at any moment it ends with 130, without a word.
+# Ctrl-C in the command line of the process: it ends with 130 at any moment and prints nothing.
 #
-# Python turns Ctrl-C into a KeyboardInterrupt wherever it happens to be. In the middle of an import that is
-# no good place: extensions turn it into an ImportError, swallow it, or have it printed as "Exception ignored
-# in". There is nothing to tidy up then, so the process just ends. Everywhere else it is raised as usual, so
-# that files that are half written go, and terminals are put right. Another signal that ends a process ends
-# this one, too, once its half written files are removed.
+# Python raises KeyboardInterrupt wherever it is. In the middle of an import, extensions turn it into an
+# ImportError, swallow it, or have it printed as "Exception ignored in". There is nothing to clean up then, so
+# the process just ends. Everywhere else it is raised as usual, so that half-written files are removed and the
+# terminal is restored. Other signals that end a process do so after half-written files are removed.
 
 
-AGAIN = 1.0  # seconds for what is tidied up: until then another Ctrl-C changes nothing
+AGAIN = 1.0  # seconds to clean up: another Ctrl-C within them is ignored
 ENDED_BY = "SIGTERM", "SIGHUP"  # as timeout, a job queue and a closed window do
-CURSOR = b"\x1b[?25h"  # comes back
+CURSOR = b"\x1b[?25h"  # shows the cursor again
 
 
 class Interruption:
-    """Hears Ctrl-C for the rest of the process, where Python would have heard it."""
+    """Handles Ctrl-C for the rest of the process, where Python's own handler was set."""
 
     def __init__(self) -> None:
         self.pressed_at: float | None = None

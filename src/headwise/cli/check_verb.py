@@ -103,7 +103,7 @@ def check(
         option(
             "--role",
             metavar="q=PARAMETER",
-            help="The parameter of q, k, v, o or qkv, for example q=W_q.weight.",
+            help="The parameter for q, k, v, o or qkv, for example q=W_q.weight.",
         ),
     ] = None,
 ) -> None:
@@ -137,11 +137,14 @@ def check(
         raise ArgumentError(f"seconds must be a positive number: got {seconds:g}; try 60")
     if hint is not None and many and not (as_json or feedback):
         raise ArgumentError(
-            f"several files must be checked without --hint: got --hint {hint}; for hints use "
-            "--feedback or --json"
+            f"hint must be used with --json or --feedback for several files: got --hint {hint} alone; "
+            "add --feedback DIR"
         )
     if watch and many:
-        raise ArgumentError(f"watch must be for one file: got {len(sources)} arguments; name the file")
+        raise ArgumentError(
+            "watch must be used with one file, without --rubric and --feedback: got "
+            f"{plain(' '.join(sources))}; name one file"
+        )
     options = {
         "seconds": (SECONDS_OF_MANY if many else SECONDS) if seconds is None else seconds,
         "memory": _bytes(memory), "trust": trust, "d_model": d_model, "num_heads": heads,
@@ -205,11 +208,11 @@ def _check_one(
         except KeyboardInterrupt:
             typer.echo(err=True)  # the prompt goes under the ^C
             raise
-    raise AssertionError("saves go on for ever")
+    raise AssertionError("unreachable: saves() does not end")
 
 
 def template_of_checks() -> AbstractContextManager[Template | None]:
-    """Start the process that imports torch, for this one needs none; None where files cannot be run."""
+    """Start the process that imports torch and runs files; None on systems that cannot run files."""
     from ..examiner.marking.template import Template
 
     return Template() if os.name == "posix" else nullcontext()
@@ -271,7 +274,7 @@ def _check_many(
 
 
 def _show_class(reports: list[Report], marks: list[Mark], console: Console) -> None:
-    """The table, the class in numbers, what files have in common, and protections that are missing here."""
+    """Print the table, statistics of the class, similar files, and protections that this system lacks."""
     from ..examiner.marking.submissions import as_table, facts_in_words, in_numbers, missing_in_words
 
     console.print(as_table(reports, marks="utf" in console.encoding.lower(), points=marks))
@@ -295,7 +298,9 @@ def _write_csv(reports: list[Report], path: Path, marks: Sequence[Mark] = ()) ->
         with open(path, "w", encoding="utf-8", newline="") as file:
             write_csv(reports, file, marks)
     except OSError as error:
-        raise ArgumentError(f"csv must be a file to write: {path}: {error.strerror}; name another") from error
+        raise ArgumentError(
+            f"csv must be a writable file: {path}: {error.strerror}; choose another"
+        ) from error
 
 
 def _roles(arguments: list[str] | None) -> dict[str, str] | None:
@@ -304,7 +309,7 @@ def _roles(arguments: list[str] | None) -> dict[str, str] | None:
         projection, _, parameter = argument.partition("=")
         if projection not in ("q", "k", "v", "o", "qkv") or not parameter:
             raise ArgumentError(
-                f"role must be q, k, v, o or qkv: got {argument!r}; write --role q=W_q.weight"
+                f"role must be q, k, v, o or qkv, = and a parameter: got {argument!r}; try q=W_q.weight"
             )
         roles[projection] = parameter
     return roles or None
@@ -323,7 +328,7 @@ def _literals(arguments: list[str] | None) -> dict[str, object] | None:
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             if not value or not value.replace("_", "").replace("-", "").isalnum():
                 raise ArgumentError(
-                    f"arg must be a literal of Python: got {argument!r}; write --arg {name}=0.1 or "
+                    f"arg must be a Python literal: got {argument!r}; write --arg {name}=0.1 or "
                     f"--arg {name}=\"'text'\""
                 ) from None
             literals[name] = value  # a word without quotes, as shells take them away
@@ -361,7 +366,7 @@ def _bytes(size: str) -> int:
     try:
         return parse(size)
     except ArgumentError as error:
-        raise ArgumentError(f'memory must be a size: got {size!r}; use e.g. "4 GiB"') from error
+        raise ArgumentError(f'memory must be a size: got {size!r}; try "4 GiB"') from error
 
 
 def explain(
@@ -414,8 +419,8 @@ TO_SETTLE = 0.05  # many editors empty a file before they fill it
 def saves(path: Path) -> Iterator[None]:
     """Yield once at the start, then after every save, for ever.
 
-    A save is another time, size or inode: editors that write a new file and rename it are seen, too, and the
-    moment without a file is waited out. What is saved while the caller is busy is seen afterwards.
+    A save changes the time, size or inode of the file, so a new file that is renamed counts, too. While there
+    is no file, this waits. A save while the caller is busy is noticed afterwards.
     """
     previous = None
     while True:

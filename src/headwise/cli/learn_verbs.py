@@ -312,8 +312,8 @@ def solution(
     task = study.task(which)
     if not give_up and not study.progress.solved(task.key):
         raise ArgumentError(
-            f"solution must come after success: {task.which} is not solved; headwise learn hint "
-            f"{task.which}, or --give-up"
+            f"exercise must be solved before its solution is shown: {task.which} is not solved; use "
+            f"headwise learn hint {task.which}, or add --give-up"
         )
     typer.echo(task.exercise.solution, nl=False)
 
@@ -336,7 +336,7 @@ def reset(which: Which = None, folder: Folder = Path(FOLDER)) -> None:
 def quiz(
     level: Annotated[str | None, option(help="easy, medium or hard; by default all.")] = None,
     lesson: Annotated[int | None, option(help="Only questions of this lesson.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Ask again what you knew already.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also ask questions that you knew.")] = False,
     folder: Folder = Path(FOLDER),
 ) -> None:
     """Ask questions as in job interviews.

@@ -1,6 +1,5 @@
 """The command `headwise look`: check the options before anything is loaded, watch the heads on one text or
-two,
-print tables and sentences, and write the files."""
+two, print tables and sentences, and write the files."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ THEIRS = ("matplotlib", "rich", "transformers"), 'pip install "headwise[cli,viz,
 STANDARD_OUTPUT = "-"
 ALONE = ("--roles", "--written", "--terminal", "--json", "--sort", "--ascending")
 PRINTED = ("--terminal", "--sort", "--ascending", "--top")
-UNKNOWN = 80  # columns, where nobody says how many there are
+UNKNOWN = 80  # columns, if the width of the terminal is unknown
 DRAWN = 6  # heads, of two texts
 CHANGE = (
     "Change: Jensen-Shannon divergence between the weights on the two texts, averaged over tokens, in "
@@ -48,7 +47,7 @@ CHANGE = (
 BESIDE = (  # columns where it is measured what heads write
     "special", "written_special", "first", "written_first", "entropy", "distance", "previous", "itself",
 )  # fmt: skip
-SPOKEN = 64  # tokens up to which a page shows what heads say and write
+SPOKEN = 64  # up to this number of tokens, a page shows the outputs of heads
 PLACES = {"written_first": "The first token gets", "written_special": "Special tokens get"}
 
 
@@ -108,7 +107,7 @@ class LookOptions:
                 )
         if self.only_json and sys.stdout is None:
             raise ArgumentError(
-                "json must be written somewhere: standard output is closed; write a file: --json heads.json"
+                "json must be a file if standard output is closed: got --json -; try --json heads.json"
             )
         places = (
             ("out", self.picture, PICTURES, str(PICTURE)),
@@ -239,8 +238,9 @@ def _watched(text: str, trained: Pretrained, options: LookOptions, progress: Pro
     most = options.max_tokens or MOST_TOKENS
     special = len(trained.tokenizer("")["input_ids"])
     if most <= special:
-        marks = f"{special} special token{'' if special == 1 else 's'}"
-        raise ArgumentError(f"max-tokens must leave room for a word beside {marks}: got {most}; try 64")
+        raise ArgumentError(
+            f"max-tokens must be greater than the number of special tokens, {special}: got {most}; try 64"
+        )
     reading = read(text, trained.model, trained.tokenizer, most=most)
     missing: list[RenderableType] = []
     outputs: HeadOutputs | None = None
@@ -300,12 +300,8 @@ def _roles(roles: Roles, chosen: Chosen | None) -> list[RenderableType]:
         shown = Roles(own, {}, roles.layers, title=roles.title, sentences=roles.sentences)
     count, total = len(shown.found), len(roles)
     rules = "than every simple rule, such as “always the word before”"
-    if not count:
-        return [sentence(f"For none of {total} relations between words is {heads} right more often {rules}.")]
-    return [
-        sentence(f"For {count} of {total} relations between words, {heads} is right more often {rules}:"),
-        shown.table(),
-    ]
+    result = f"For {count} of {total} relations between words, {heads} is right more often {rules}"
+    return [sentence(f"{result}:"), shown.table()] if count else [sentence(f"{result}.")]
 
 
 def _save(draw: Callable[[], Figure], place: Path) -> None:

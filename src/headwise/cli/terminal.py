@@ -1,5 +1,5 @@
-"""What verbs share: the arguments FILE[:NAME] and TEXT|FILE|-, shell completion, a console, and a line of
-progress while one waits. None of it needs torch: a shell asks at every Tab."""
+"""Parts shared by the verbs: the arguments FILE[:NAME] and TEXT|FILE|-, shell completion, a console, and a
+line of progress. Nothing here imports torch, because a shell runs it at every Tab."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def say(words: str) -> None:
 
 
 def option(*names: str, **settings: Any) -> Any:
-    """Return an option of typer whose default is not told in its help."""
+    """Return an option of typer whose help does not show the default."""
     import typer
 
     return typer.Option(*names, show_default=False, **settings)
@@ -47,14 +47,14 @@ def console_of(verb: str) -> Console:
     return Console(highlight=False)
 
 
-ends_with_it = False  # whether the process ends with the command line: `program` says so
+ends_with_it = False  # `program` sets it to True: the process ends with the command line
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Disable garbage collection inside the context: loading and drawing make hardly any garbage.
 
-    Where the process ends with the command line, none of these is searched later, either.
+    If the process ends with the command line, these objects are never collected.
     """
     on = gc.isenabled()
     gc.disable()
@@ -70,8 +70,8 @@ def uncollected() -> Iterator[None]:
 def file_and_name(argument: str) -> tuple[Path, str | None]:
     """Return the existing file and the name after the colon, or None if there is no name.
 
-    What exists as a whole is a file, whatever colons are in its name, such as that of a drive; else the last
-    colon is the one before NAME.
+    An argument that exists is a file, even with colons in its name (C:/file.py); otherwise the last colon is
+    the one before NAME.
     """
     if argument in ("-", ""):
         raise ArgumentError(
@@ -123,14 +123,14 @@ def _close_to(file: Path, pattern: str) -> str | None:
 
 
 MOST_BYTES = 1 << 20  # that are read of a file or of standard input
-WAIT = 1.0  # seconds for standard input, before it is said what one waits for
+WAIT = 1.0  # seconds without standard input before a note is printed
 STANDARD_INPUT = "-"
 LIKE_A_PATH = re.compile(r"[./~]\S*/\S*|\S*\w\.[A-Za-z]\w{0,4}")  # ./notes, story.txt; not 3.5
 LIKE_A_FILE = re.compile(r".{,200}\w\.[A-Za-z]\w{0,4}")  # my story.txt; a sentence may end like that, too
 SPACELESS = re.compile(  # Thai, Burmese, Khmer, Chinese, Japanese: there a sentence has no spaces
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff]"
 )
-QUOTES = "'`‘’“”„«»"  # that not every shell takes for quotes
+QUOTES = "'`‘’“”„«»"  # not every shell treats them as quotes
 BYTE_ORDERS = (  # the longest first
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -151,7 +151,7 @@ def texts_of(arguments: Sequence[str] | None, example: str) -> list[str]:
     if len(arguments) > 2 or words == 2:
         raise _unquoted(arguments, words)
     if arguments.count(STANDARD_INPUT) > 1:
-        raise ArgumentError("TEXT must be - at most once: got 2; standard input holds one text")
+        raise ArgumentError("TEXT must be - at most once: got 2; write one of the texts as an argument")
     texts = [text_or_file(argument) for argument in arguments]
     if not arguments:
         piped = _standard_input() if _is_piped() else None
@@ -241,14 +241,13 @@ def _decoded(data: bytes, argument: str, name: str) -> str:
         text = codecs.getincrementaldecoder(encoding)().decode(data, final=not is_cut)
     except UnicodeDecodeError as error:
         raise ArgumentError(
-            f"{argument} must be text in {called}: {name} is not, at byte {error.start}; save it as text "
-            "in UTF-8"
+            f"{argument} must be text in {called}: {name} has an invalid byte at {error.start}; save it as "
+            "text in UTF-8"
         ) from error
     if "\0" in text:
         raise ArgumentError(
-            f"{argument} must be text in {called}: {name} has a zero at character {text.index(chr(0))}; "
-            "save it "
-            "as text in UTF-8"
+            f"{argument} must be text in {called}: {name} has a NUL at character {text.index(chr(0))}; save "
+            "it as text in UTF-8"
         )
     return text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n")
 
@@ -267,7 +266,7 @@ def _is_piped() -> bool:
 def _standard_input() -> str | None:
     """Return standard input as text, see `_decoded`, or None if there is none or it cannot be read.
 
-    What one waits for is said at once on a terminal, elsewhere after a second.
+    A note that it waits is printed at once on a terminal, otherwise after a second.
     """
     if sys.stdin is None or sys.stdin.closed:
         return None
@@ -283,7 +282,7 @@ def _standard_input() -> str | None:
         return None
     finally:
         timer.cancel()
-    return _decoded(data, "standard input", "what came")
+    return _decoded(data, "standard input", "the input")
 
 
 MODELS = ("mini", "minilm")

@@ -312,7 +312,7 @@ def survey(
         try:
             result.to_html(out / PAGE)
         except PackageMissing as error:
-            print_all([sentence(f"No page: {error}")])
+            print_all([sentence(f"The page was not written: {error}")])
         else:
             print_all([f"Wrote {out / PAGE}"])
     if not result.lost:

@@ -208,9 +208,9 @@ def _check_model(argument: str, heads: Heads, counts: list[int]) -> None:
     watched = [len(layer) for layer in heads.values()]
     if watched and watched != counts:
         raise ArgumentError(
-            f"{argument} must be of the model that was watched: it has {len(counts)} layers of "
-            f"{counts[0] if counts else 0} heads, and {len(watched)} were watched, of "
-            f"{', '.join(map(str, dict.fromkeys(watched)))}; give this model's, and watch all its layers"
+            f"{argument} must belong to the watched model: {argument} has {len(counts)} layers of "
+            f"{counts[0] if counts else 0} heads, the watched model {len(watched)} layers of "
+            f"{', '.join(map(str, dict.fromkeys(watched)))}; pass that of this model, and watch all layers"
         )
 
 
@@ -226,14 +226,15 @@ def _texts_of(text: str | Sequence[str] | None, counts: list[int]) -> Iterator[s
         texts = [] if text is None else [text]
         if texts and counts[0] > 1:
             raise ArgumentError(
-                f"text must be one per sequence: got 1 for {counts[0]}; give a list, or batch="
+                f"text must be one per sequence: got 1 text for {counts[0]} sequences; pass a list, or batch="
             )
     else:
         texts = list(text)
         if len(texts) not in (counts[0], sum(counts)):
-            besides = f", or {sum(counts)} with those beside" * (len(counts) > 1)
+            besides = f" ({sum(counts)} with those of beside)" * (len(counts) > 1)
             raise ArgumentError(
-                f"text must be one per sequence: got {len(texts)} for {counts[0]}{besides}; give them all"
+                f"text must be one per sequence: got {len(texts)} texts for {counts[0]} sequences{besides}; "
+                "pass one for each"
             )
     shown: list[str | None] = [plain(" ".join(each.split()), LONGEST_TEXT) for each in texts]
     return iter(shown + [None] * (sum(counts) - len(shown)))
@@ -284,9 +285,8 @@ def _calls(
             layer_outputs = outputs[layer.path]
             if reading.batch >= len(layer_outputs):
                 raise ShapeError(
-                    f"outputs must be of the run that was watched: {len(layer_outputs)} sequences in "
-                    f"{layer.path}, "
-                    f"and sequence {reading.batch} is shown; collect them in the same block"
+                    f"outputs must come from the watched run: got {len(layer_outputs)} sequences in "
+                    f"{layer.path} to show sequence {reading.batch}; use watch and collect in one with block"
                 )
             layer_outputs = layer_outputs[row_of(reading.batch, reading.sequences, len(layer_outputs))][None]
         calls.append(call_data(view, layer, side, blobs, texts, finer=some, outputs=layer_outputs))
@@ -473,8 +473,8 @@ def alive_data(pretrained: Pretrained, pack: Pack, example: str = FIRST_TEXT) ->
     model, tokenizer, title = pretrained
     if not isinstance(model, Transformer):
         raise ArgumentError(
-            f"alive must be a headwise.models.Transformer: got {type(model).__name__}; the page runs the "
-            'built-in model, load("mini"), and decoders made like it'
+            f"alive must be a headwise.models.Transformer: got {type(model).__name__}; use the built-in "
+            'model, load("mini"), or a decoder of the same kind'
         )
     config = model.config
     _check_config(config)
@@ -522,7 +522,7 @@ def _check_config(config: TransformerConfig) -> None:
 def _cannot(name: str, value: object, supported: str) -> ArgumentError:
     return ArgumentError(
         f"alive must be a model that the page can run: it has {name}={value!r}, and the page supports "
-        f"{supported}; leave alive out, and measure effects beforehand: effects="
+        f"{supported}; leave out alive, and pass measured effects="
     )
 
 
@@ -546,8 +546,8 @@ def _tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
         expected = wanted.get(name, (name, None))[1]
         if shape != expected:
             raise ArgumentError(
-                f"alive must be a model as its config says: {name} is {shape}, and should be {expected}; "
-                "give the model as it was before anything was pruned or added"
+                f"alive must have the shapes of its config: {name} has shape {shape} instead of {expected}; "
+                "pass a model without pruned or added parameters"
             )
     for name, (theirs, _) in wanted.items():
         yield theirs, held[name]
@@ -560,8 +560,8 @@ def _halves(name: str, x: Tensor) -> bytes:
     strange = ~(half.to(x.dtype) == x)
     if bool(strange.any()):
         raise ArgumentError(
-            f"alive must have weights that float16 holds: {name} has {x[strange][0].item():.9g}, and "
-            f"{int(strange.sum())} more like it; round them first, model.half().float(), and watch that model"
+            f"alive must have weights exact in float16: {int(strange.sum())} in {name} are not, such as "
+            f"{x[strange][0].item():.9g}; round them with model.half().float(), and watch that model"
         )
     return as_bytes(half.contiguous().flatten().view(torch.uint8).unflatten(0, (-1, 2)).T)
 
@@ -570,8 +570,8 @@ def _vocabulary(tokenizer: object, config: TransformerConfig) -> dict[str, Any]:
     """Return the tokens by id, the merges in order, and the start token."""
     if not isinstance(tokenizer, BytePairs):
         raise ArgumentError(
-            f"alive must have a tokenizer of headwise: got {type(tokenizer).__name__}; see "
-            "headwise.models.BytePairs.of(tokenizer)"
+            f"alive must have a headwise.models.BytePairs tokenizer: got {type(tokenizer).__name__}; "
+            "convert it with BytePairs.of(tokenizer)"
         )
     settings = json.loads(tokenizer.to_json())
     model, cut, added = settings["model"], settings["pre_tokenizer"] or {}, settings["added_tokens"]
@@ -599,7 +599,7 @@ def _vocabulary(tokenizer: object, config: TransformerConfig) -> dict[str, Any]:
         if value != supported:
             raise ArgumentError(
                 f"alive must have a tokenizer that the page can run: its {name} is {value!r}, and the page "
-                f"supports {supported!r}; leave alive out"
+                f"supports {supported!r}; leave out alive"
             )
     entries = model["vocab"] | {token["content"]: token["id"] for token in added}
     by_number = {number: entry for entry, number in entries.items()}

@@ -107,7 +107,7 @@ def heads_table(
     shown = [name for name in USUAL if name in measured] if columns is None else list(columns)
     for name in shown:
         if name not in measured:
-            raise ArgumentError(f"columns must have been measured: got {name!r}; {nearest(name, measured)}")
+            raise ArgumentError(f"columns must be measured: got {name!r}; {nearest(name, measured)}")
     if sort in measured and sort not in shown:
         shown.append(sort)
     add_place(table, "layer", heads)

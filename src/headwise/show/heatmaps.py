@@ -133,9 +133,9 @@ def call_of(layer: LayerHeads) -> Record:
         if call.map is not None or call.pooled is not None:
             return call
     raise ArgumentError(
-        f"heads must have maps or pooled maps: {layer.path} was called with {list(layer.calls[-1].shape)} "
-        "and "
-        "kept neither; use watch(model, pooled=128), or keep=True for steps of generation"
+        "heads must have maps or pooled maps: "
+        f"{layer.path} was called with {list(layer.calls[-1].shape)} and kept neither; "
+        "use watch(model, pooled=128), or keep=True for steps of generation"
     )
 
 
@@ -177,13 +177,13 @@ def check_tokens(
     T, S = lengths
     if tokens is not None and not len(tokens) == T == S:
         raise ShapeError(
-            f"tokens must match query_len and key_len: {len(tokens)} tokens for {T} and {S}; "
-            "give one a position, or query_tokens= and key_tokens= where the two differ"
+            f"tokens must match query_len and key_len: {len(tokens)} tokens for {T} and {S}; give one per "
+            "position, or query_tokens= and key_tokens= if the lengths differ"
         )
     for kind, names, length in (("query", query_tokens, T), ("key", key_tokens, S)):
         if names is not None and len(names) != length:
             raise ShapeError(
-                f"{kind}_tokens must match {kind}_len: {len(names)} tokens for {length}; give one a {kind}"
+                f"{kind}_tokens must match {kind}_len: {len(names)} tokens for {length}; give one per {kind}"
             )
     queries = tokens if query_tokens is None else query_tokens
     keys = tokens if key_tokens is None else key_tokens
@@ -249,7 +249,7 @@ def names_in(
         if tokens is not None and name not in used:
             lengths = sorted({call.shape[dim] for call in calls})
             raise ShapeError(
-                f"{name} must match a layer: {len(tokens)} tokens for lengths {lengths}; give one a position"
+                f"{name} must match a layer: {len(tokens)} tokens for lengths {lengths}; give one each"
             )
     return every
 

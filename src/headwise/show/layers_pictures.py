@@ -81,11 +81,11 @@ def layers_picture(heads: Heads, statistics: Sequence[str] | str) -> Figure:
     for name in names:
         if name not in measured:
             raise ArgumentError(
-                f"statistics must have been measured: got {name!r}; {nearest(name, measured)}; "
+                f"statistics must be measured: got {name!r}; {nearest(name, measured)}; "
                 "measure it with watch(model, statistics=...)"
             )
     if not names:
-        raise ArgumentError("statistics must be names: got none; for example ['entropy']")
+        raise ArgumentError("statistics must not be empty: got 0 names; try ['entropy']")
     need_matplotlib()
     columns = min(len(names), 2 if len(names) in (2, 4) else 3)
     rows = math.ceil(len(names) / columns)
@@ -212,8 +212,8 @@ def roles_picture(roles: Roles) -> Figure:
     """
     if not roles:
         raise ArgumentError(
-            f"roles must hold a measured relation: 0 of {len(roles.unasked)} were measured; give "
-            "headwise.roles more sentences"
+            f"roles must have a measured relation: 0 of {len(roles.unasked)} were measured; pass more "
+            "sentences to headwise.roles"
         )
     need_matplotlib()
     order = sorted(roles.values(), key=lambda role: (not role.found, role.rules[role.rule] == 1, -role.share))

@@ -67,7 +67,7 @@ def policy(*, style: str, script: str | None = None, images: bool = False, wasm:
         wasm: the script may compile WebAssembly that it holds; still no text becomes code.
     """
     if wasm and script is None:
-        raise ArgumentError(f"wasm needs a script that runs it: wasm={wasm}, script={script}; give both")
+        raise ArgumentError(f"wasm must be given with a script: wasm={wasm}, script={script}; pass both")
     parts = ["default-src 'none'", f"style-src {_hash(style)}"]
     if script is not None:
         parts.append(f"script-src {_hash(script)}" + " 'wasm-unsafe-eval'" * wasm)
@@ -131,7 +131,7 @@ def levels(cells: Tensor) -> bytes:
     most = float(p.nan_to_num(0.0).max()) if len(p) else 0.0
     if most > ROOM:
         raise ArgumentError(
-            f"weights must be at most 1 in a page: got {most:g}; give weights that a softmax made"
+            f"weights must be at most 1 in a page: got {most:g}; pass the output of a softmax"
         )
     even = (p / STEP).round() + 1
     ratio = (p.clamp(min=EVEN * STEP) / (EVEN * STEP)).log().div(math.log(RATIO)).round() + (1 + EVEN)
@@ -184,11 +184,13 @@ def image_data(
     """Return the input image as a PNG, and the positions of its patches among the tokens."""
     if image is None:
         if patches is not None:
-            raise ArgumentError(f"patches must come with their image: got {patches!r}; give image=, too")
+            raise ArgumentError(
+                f"patches must be given with image: got patches={patches!r} alone; give image=, too"
+            )
         return None
     if sequences > 1:
         raise ArgumentError(
-            f"image must be of one sequence: the last forward had {sequences}; give batch=, too"
+            f"image must be for one sequence: the last forward had {sequences}; choose one with batch="
         )
     pixels = _pixels(image)
     rows, columns, first = _patches(patches, tokens)
@@ -203,18 +205,18 @@ def _patches(patches: tuple[int, int] | None, count: int) -> tuple[int, int, int
             if side and side * side == count - first:
                 return side, side, first
         raise ArgumentError(
-            f"patches must be given where they are no square: {count} tokens, [CLS] or not; give "
-            "patches=(rows, columns)"
+            f"patches must be given if the tokens form no square: got {count} tokens, with or without [CLS]; "
+            "give patches=(rows, columns)"
         )
     pair = tuple(patches)
     if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair):
-        raise ArgumentError(f"patches must be rows and columns: got {patches!r}; give (14, 14)")
+        raise ArgumentError(f"patches must be (rows, columns), both positive: got {patches!r}; try (14, 14)")
     rows, columns = pair
     first = count - rows * columns
     if not 0 <= first <= LEADING:
         raise ArgumentError(
-            f"patches must be as many as the tokens, but for {LEADING} before them: {rows} x {columns} = "
-            f"{rows * columns} of {count}; count them again"
+            f"patches must match the tokens, at most {LEADING} before them: got {rows} x {columns} = "
+            f"{rows * columns} for {count} tokens; correct rows and columns"
         )
     return rows, columns, first
 
@@ -227,7 +229,7 @@ def _pixels(image: Any) -> Tensor:
         pixels = pixels[..., None].expand(-1, -1, 3)
     if pixels.ndim != 3 or pixels.shape[2] != 3 or 0 in pixels.shape:
         raise ShapeError(
-            f"image must be [H, W] or [H, W, 3]: got {list(image.shape)}; of [3, H, W] give "
+            f"image must be [H, W] or [H, W, 3]: got {list(image.shape)}; for [3, H, W] use "
             "image.permute(1, 2, 0)"
         )
     if pixels.dtype == torch.uint8:
@@ -239,8 +241,8 @@ def _pixels(image: Any) -> Tensor:
     low, high = float(pixels.min()), float(pixels.max())
     if not (low >= 0 and high <= 1):
         raise ArgumentError(
-            f"image must be from 0 to 1 where it is of floats: got {low:g} to {high:g}; undo what was done "
-            "to it for the model"
+            f"image must be from 0 to 1 if it has floats: got {low:g} to {high:g}; pass it as it was before "
+            "the model's preprocessing"
         )
     return (pixels * 255).round().byte().contiguous()
 

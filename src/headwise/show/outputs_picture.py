@@ -72,7 +72,7 @@ def outputs_picture(
     if not -B <= batch < B:
         raise IndexError(f"batch must be between 0 and {B - 1}: got {batch}")
     if tokens is not None and len(tokens) != T:
-        raise ShapeError(f"tokens must match query_len: {len(tokens)} tokens for {T}; give one a position")
+        raise ShapeError(f"tokens must match query_len: {len(tokens)} tokens for {T}; give one per position")
     head_outputs = heads[batch].detach().float().cpu()  # [H, T, Dv]
     parts = written(heads[batch, None], output_projection)[0].float().cpu()  # [H, T, E]
     total = (
@@ -127,7 +127,7 @@ def outputs_picture(
 def _projection(heads: Tensor, projection: nn.Module | OutputProjection) -> OutputProjection:
     if heads.ndim != 4:
         raise ShapeError(
-            f"heads must be [B, H, T, Dv]: got {list(heads.shape)}; one sequence goes in as heads[None]"
+            f"heads must be [B, H, T, Dv]: got {list(heads.shape)}; pass one sequence as heads[None]"
         )
     H, width = heads.shape[1], heads.shape[1] * heads.shape[3]
     if isinstance(projection, OutputProjection):
@@ -137,12 +137,12 @@ def _projection(heads: Tensor, projection: nn.Module | OutputProjection) -> Outp
         weight, bias = linear.weight if is_conv1d(projection) else linear.weight.T, linear.bias
     else:
         raise ArgumentError(
-            f"projection must be nn.Linear: got {type(projection).__name__}; for example mha.out_proj"
+            f"projection must be nn.Linear: got {type(projection).__name__}; use for example mha.out_proj"
         )
     if weight.shape[0] != width:
         raise ShapeError(
-            f"projection must take all heads side by side: {weight.shape[0]} channels for {H} heads of "
-            f"{heads.shape[3]}; use that of the same layer"
+            f"projection must take the concatenated heads: it has {weight.shape[0]} input channels for {H} "
+            f"heads of {heads.shape[3]}; use the projection of the same layer"
         )
     return OutputProjection(weight, bias, H)
 

@@ -137,13 +137,13 @@ def readings_of(
         call_of(heads[some[0].path])  # says so
     count = min(call.shape[0] for run in runs.values() for call in run)
     if batch is not None and (isinstance(batch, bool) or not -count <= batch < count):
-        raise IndexError(f"batch {batch} must be between 0 and {count - 1}")
+        raise IndexError(f"batch must be between 0 and {count - 1}: got {batch}")
     numbers = range(count) if batch is None else [batch % count]
     for argument, tokens in zip(("query_tokens", "key_tokens"), names, strict=True):
         if tokens is not None and len(numbers) > 1:
             raise ArgumentError(
-                f"{argument} must name the tokens of one sequence: the last forward had {count}; give "
-                "batch=, too"
+                f"{argument} must name the tokens of one sequence: the last forward had {count}; choose "
+                "one with batch="
             )
     return [_reading(heads, runs, number, count, some, names) for number in numbers]
 
@@ -600,8 +600,8 @@ def strongest_of_labels(reading: Reading, side: int) -> Finer:
 def _finer(view: View, layer: LayerHeads, head: int, blobs: Blobs) -> dict[str, Any]:
     if view.calls[-1].map is None:
         raise ArgumentError(
-            f"finer must be of heads whose maps were kept: {layer.path} was called with "
-            f"{list(view.calls[-1].shape)} and kept none; use watch(model, keep=True)"
+            f"finer must name heads with kept maps: {layer.path} was called with "
+            f"{list(view.calls[-1].shape)} and kept no map; use watch(model, keep=True)"
         )
     rows, columns = (min(FINER, length) for length in view.lengths)
     cells = _from_map(view, [head], rows, columns)
@@ -632,9 +632,9 @@ def _outputs(view: View, layer: LayerHeads, outputs: Tensor) -> Tensor:
     if len(view.calls) > 1 or tuple(outputs.shape[1:3]) != (H, T):
         steps = f" in {len(view.calls)} steps" * (len(view.calls) > 1)
         raise ShapeError(
-            f"outputs must be of the run that was watched: [1, H, T, D] = {list(outputs.shape)} in "
+            f"outputs must come from the watched run: got [1, H, T, D] = {list(outputs.shape)} in "
             f"{layer.path}, where {H} heads read {sum(call.shape[2] for call in view.calls)} queries{steps}; "
-            "collect them in the same block"
+            "use watch and collect in one with block"
         )
     return outputs[0].float().cpu()[:, view.queries]
 
