@@ -122,7 +122,7 @@ def test_an_unknown_name_is_told_by_its_package() -> None:
         _ = hw.nn.Ropes  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match=r"module 'headwise\.examiner' has no attribute 'chek'"):
         _ = examiner.chek  # type: ignore[attr-defined]
-    with pytest.raises(AttributeError, match="one letter"):
+    with pytest.raises(AttributeError, match="two classes with opposite masks"):
         _ = hw.MultiheadAttention  # type: ignore[attr-defined]
 
 

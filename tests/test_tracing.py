@@ -157,10 +157,12 @@ def test_a_trace_keeps_gradients_and_a_band_that_the_example_did_not_reach() -> 
 
 def test_a_cache_is_refused_while_a_call_is_traced() -> None:
     mha = MultiHeadAttention(E, H, causal=True, dtype=torch.float64)
-    with pytest.raises(ArgumentError, match=r"cache must not be given beside a tracer.*got KVCache\("):
+    with pytest.raises(ArgumentError, match=r"cache must not be given under torch.jit.trace.*got KVCache\("):
         torch.jit.trace(Call(mha, lambda m, x: m(x, cache=m.cache())[0]), (normal(B, T, E),))
     memory, x = mha.remember(normal(B, S, E)), normal(B, 1, E)
-    with pytest.raises(ArgumentError, match=r"lengths must not be given beside a tracer.*got \[1, 0, 1\]"):
+    with pytest.raises(
+        ArgumentError, match=r"lengths must not be given under torch.jit.trace.*got \[1, 0, 1\]"
+    ):
         torch.jit.trace(Call(mha, lambda m, x: m(x, cache=memory, lengths=[1, 0, 1])[0]), (x,))
 
 
@@ -245,7 +247,7 @@ def test_torch_fx_refuses_a_hook_that_would_run_twice() -> None:
     model = Block()
     hw.adopt(model)
     model.attend.register_forward_hook(lambda *_: None)
-    with pytest.raises(ArgumentError, match=r"MultiheadAttention must have no hooks where torch.fx.*: got 1"):
+    with pytest.raises(ArgumentError, match=r"MultiheadAttention must have no hooks under torch.fx.*: got 1"):
         torch.fx.symbolic_trace(model)
 
 

@@ -678,7 +678,7 @@ def test_a_cache_of_something_else_is_refused() -> None:
     for other in (ours(seed=1, rope=Rope()), copy.deepcopy(model)):
         cache = other.cache()
         other(ids[:, :5], cache=cache)
-        with pytest.raises(ArgumentError, match="got MultiHeadAttention for one of another MultiHeadAttent"):
+        with pytest.raises(ArgumentError, match="got MultiHeadAttention and a cache of another"):
             model(ids[:, 5:], cache=cache)
 
 

@@ -160,7 +160,7 @@ def test_the_report_says_what_was_left_and_why() -> None:
     report = hw.adopt(nn.ModuleDict({"theirs": TheirOwn(E, H), "replaced": replaced}))
     assert not report.changed
     assert report.left == {
-        "theirs": f"{__name__}.TheirOwn is a class of its own",
+        "theirs": f"{__name__}.TheirOwn is not torch's class",
         "replaced": "it has a forward of its own",
     }
     assert "Left 2 modules" in str(report) and "theirs: " in str(report)
@@ -209,7 +209,7 @@ def test_layers_of_another_class_are_asked_as_torch_asks_them() -> None:
     arguments: list[torch.dtype] = []
     model = nn.TransformerEncoder(Layer(E, H, 2 * E, batch_first=True), 1, enable_nested_tensor=False)
     report = hw.adopt(model)
-    assert "class of its own" in report.left["layers.0"] and "layers.0.self_attn" in report.changed
+    assert "is not torch's class" in report.left["layers.0"] and "layers.0.self_attn" in report.changed
     model(X, mask=HIDDEN)
     assert arguments == [torch.float32]
 
@@ -635,7 +635,7 @@ def test_what_is_parametrised_already_is_left_and_said_so() -> None:
     parametrize.register_parametrization(model.layers[0].self_attn, "in_proj_weight", Half())
     report = hw.adopt(model)
     assert report.left == {
-        "layers.0.self_attn": "its in_proj_weight is parametrised; adopt first, parametrise then"
+        "layers.0.self_attn": "its in_proj_weight is parametrised; call adopt before parametrising"
     }
     assert hw.restore(model) == 4
 
@@ -649,7 +649,7 @@ def test_a_class_that_cannot_do_without_ours_leaves_the_model_as_it_was() -> Non
     hw.adopt(model)
     model.layers[1].self_attn.__class__ = Other
     kinds = [type(module) for module in model.modules()]
-    with pytest.raises(ArgumentError, match=r"layers\.1\.self_attn is a .*Other now; give it its class back"):
+    with pytest.raises(ArgumentError, match=r"layers\.1\.self_attn is now a .*Other; undo the later"):
         hw.restore(model)
     assert [type(module) for module in model.modules()] == kinds
     model.layers[1].self_attn.__class__ = nn.MultiheadAttention  # or torch's at once
@@ -676,7 +676,7 @@ def test_what_is_sharded_is_restored_underneath_and_left_before(
                 fully_shard(layer, mesh=mesh)
             fully_shard(whole, mesh=mesh)
         report = hw.adopt(sharded)
-        assert report.left[""] == "it is sharded, a FSDPTransformerEncoder; adopt first, shard then"
+        assert report.left[""] == "it is sharded (FSDPTransformerEncoder); call adopt before sharding"
         assert list(report.changed) == ["layers.0.self_attn", "layers.1.self_attn"]
         with torch.no_grad():
             for masks, counts in function_transforms():

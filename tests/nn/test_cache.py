@@ -458,7 +458,7 @@ def test_a_cache_refuses_a_module_that_did_not_fill_it(kind: str, way: str) -> N
     other, cache = other_modules()[way](mha), cache_of(mha, kind)
     mha(x[:, :5], cache=cache)
     for more in (x[:, 5:6], x[:, 5:8]):  # a step by the express lane, and a call
-        with pytest.raises(ArgumentError, match="got MultiHeadAttention for one of another MultiHead"):
+        with pytest.raises(ArgumentError, match="got MultiHeadAttention and a cache of another MultiHead"):
             other(more, cache=cache)
     del other
     assert_as_whole(mha, torch.cat([mha(x[:, :5])[0], mha(x[:, 5:], cache=cache)[0]], 1), x)
@@ -468,12 +468,12 @@ def test_a_memory_refuses_a_module_that_did_not_make_it() -> None:
     mha, x = layer(causal=False), tokens()
     memory = mha.remember(x)
     for held in (memory, copy.deepcopy(memory)):
-        with pytest.raises(ArgumentError, match="got MultiHeadAttention for one of another MultiHead"):
+        with pytest.raises(ArgumentError, match="got MultiHeadAttention and a cache of another MultiHead"):
             layer(causal=False)(x[:, :2], cache=held)
         assert torch.equal(mha(x[:, :2], cache=held)[0], mha(x[:, :2], cache=memory)[0])
     del mha
     gc.collect()
-    with pytest.raises(ArgumentError, match="for one of a module that is gone; make one for each layer"):
+    with pytest.raises(ArgumentError, match="and a cache of a deleted module; make one per layer"):
         layer(causal=False)(x[:, :2], cache=memory)
 
 
@@ -485,7 +485,7 @@ def test_an_emptied_cache_serves_another_module() -> None:
         mha(x[:, :5], cache=cache)
         empty(cache)
         torch.testing.assert_close(other(x, cache=cache)[0], truth)
-        with pytest.raises(ArgumentError, match="got MultiHeadAttention for one of another"):
+        with pytest.raises(ArgumentError, match="got MultiHeadAttention and a cache of another"):
             mha(x[:, :1], cache=cache)
 
 
@@ -498,12 +498,12 @@ def test_copies_of_a_cache_are_of_its_module_and_one_from_a_file_of_the_first_th
     twin, of_twin = copy.deepcopy((mha, cache))
     assert torch.equal(twin(x[:, 5:8], cache=of_twin)[0], truth)
     for held in (copy.deepcopy(cache), of_twin):
-        with pytest.raises(ArgumentError, match="got MultiHeadAttention for one of another"):
+        with pytest.raises(ArgumentError, match="got MultiHeadAttention and a cache of another"):
             layer()(x[:, 5:8], cache=held)
     from_file = saved_and_loaded(cache)
     new = saved_and_loaded(mha)
     assert torch.equal(new(x[:, 5:8], cache=from_file)[0], truth)
-    with pytest.raises(ArgumentError, match="got MultiHeadAttention for one of another"):
+    with pytest.raises(ArgumentError, match="got MultiHeadAttention and a cache of another"):
         mha(x[:, 8:9], cache=from_file)
 
 
@@ -608,7 +608,7 @@ def test_gradients_flow_through_a_memory() -> None:
 
 def test_a_module_that_looks_ahead_has_no_cache() -> None:
     for mha in (layer(causal=False), layer(causal=False, window=(3, 2))):
-        with pytest.raises(ArgumentError, match=r"cache must be for a causal module: got causal=False"):
+        with pytest.raises(ArgumentError, match=r"cache must be used with a causal module: got causal=False"):
             mha.cache()
         with pytest.raises(ArgumentError, match=r"causal=False"):
             mha(tokens(), cache=KVCache())
@@ -616,7 +616,9 @@ def test_a_module_that_looks_ahead_has_no_cache() -> None:
 
 
 def test_a_ring_is_for_a_window_that_it_holds() -> None:
-    with pytest.raises(ArgumentError, match=r"ring must be for a module with a window.*window=None"):
+    with pytest.raises(
+        ArgumentError, match=r"ring must be False unless the module's window is a number.*window=None"
+    ):
         layer().cache(ring=True)
     with pytest.raises(ArgumentError, match=r"window=\(5, 0\)"):
         layer(window=(5, 0)).cache(max_length=7, ring=True)
@@ -635,7 +637,9 @@ def test_a_full_cache_says_so(kind: str) -> None:
     mha, x = layer(), tokens()
     cache = cache_of(mha, kind)
     mha(x[:, :20], cache=cache)
-    with pytest.raises(ShapeError, match=r"max_length must hold all tokens: 20 \+ 4 > 23; make the cache"):
+    with pytest.raises(
+        ShapeError, match=r"max_length must be at least the number of tokens: 20 \+ 4 > 23; make the cache"
+    ):
         mha(x[:, :4], cache=cache)
     with pytest.raises(ShapeError, match=r"20 \+ 4 > 23"):
         mha(x[:, :4], cache=cache, lengths=[0, 4, 2])
@@ -648,13 +652,13 @@ def test_what_does_not_fit_a_cache_is_told_in_numbers() -> None:
     mha, x = layer(num_kv_heads=HK), tokens()
     cache = mha.cache()
     mha(x[:, :5], cache=cache)
-    with pytest.raises(ShapeError, match="as many sequences as come in: 3 for 2"):
+    with pytest.raises(ShapeError, match="must have the batch size of the input: 3, not 2"):
         mha(x[:2, :1], cache=cache)
-    with pytest.raises(ShapeError, match="the module's heads: 2 of 4 and 4 channels for 6 of 4 and 4"):
+    with pytest.raises(ShapeError, match="the module's heads: 2 of 4 and 4 channels, not 6 of 4 and 4"):
         layer()(x[:, :1], cache=cache)
-    with pytest.raises(ArgumentError, match=r"float64 on cpu for torch.float32 on cpu"):
+    with pytest.raises(ArgumentError, match=r"float64 on cpu, not torch.float32 on cpu"):
         layer(torch.float32, num_kv_heads=HK)(x[:, :1].float(), cache=cache)
-    with pytest.raises(ShapeError, match="as many sequences as come in: 2 for 3"):
+    with pytest.raises(ShapeError, match="must have the batch size of the input: 2, not 3"):
         mha(x[:, :1], cache=mha.cache(2, L))
     with pytest.raises(ShapeError, match="lengths must have one number per sequence: 2 for a batch of 3"):
         mha(x[:, :1], cache=cache, lengths=[1, 1])
@@ -664,25 +668,27 @@ def test_what_does_not_fit_a_cache_is_told_in_numbers() -> None:
         cache.reorder(torch.ones(3))
     with pytest.raises(ArgumentError, match="got 3 of 3; use 0 to 2"):
         cache.reorder([0, 3])
-    with pytest.raises(ShapeError, match="got 6 of 5"):
+    with pytest.raises(ShapeError, match="length must be between 0 and 5: got 6"):
         cache.crop(6)
     memory = layer(causal=False).remember(x)
-    with pytest.raises(ShapeError, match="as many sequences as come in: 3 for 1"):
+    with pytest.raises(ShapeError, match="must have the batch size of the input: 3, not 1"):
         layer(causal=False)(x[:1], cache=memory)
-    with pytest.raises(ShapeError, match="6 of 4 channels for 6 of 5"):
+    with pytest.raises(ShapeError, match="6 of 4 channels, not 6 of 5"):
         layer(causal=False, head_dim=5)(x, cache=memory)
 
 
 def test_what_a_ring_forgot_is_not_brought_back() -> None:
     mha, cache = layer(window=WINDOW), layer(window=WINDOW).cache(ring=True)
     mha(tokens(), cache=cache)
-    with pytest.raises(ShapeError, match="length must be 5 in a ring that has gone round: got 3"):
+    with pytest.raises(ShapeError, match="length must be 5 for a ring that has dropped tokens: got 3"):
         cache.crop(3)
 
 
 def test_a_cache_of_fixed_size_refuses_gradients() -> None:
     mha, x = layer().requires_grad_(), tokens()
-    with pytest.raises(ArgumentError, match="fixed size where gradients flow: max_length=23"):
+    with pytest.raises(
+        ArgumentError, match="max_length must be None for keys that require gradients: got 23"
+    ):
         mha(x, cache=mha.cache(max_length=L))
     with torch.no_grad():
         mha(x, cache=mha.cache(max_length=L))
@@ -690,21 +696,19 @@ def test_a_cache_of_fixed_size_refuses_gradients() -> None:
 
 def test_keys_beside_a_cache_or_a_memory_are_refused() -> None:
     mha, x = layer(), tokens()
-    with pytest.raises(
-        ArgumentError, match=r"key must not be given beside a cache: got float64 \[3, 23, 11\]"
-    ):
+    with pytest.raises(ArgumentError, match=r"key must not be given with a cache: got float64 \[3, 23, 11\]"):
         mha(x, x.clone(), x.clone(), cache=mha.cache())
     assert mha(x, x, x, cache=mha.cache())[0].shape == x.shape
     cross = layer(causal=False)
-    with pytest.raises(ArgumentError, match=r"key must not be given beside a memory: got float64 \[3, 23"):
+    with pytest.raises(ArgumentError, match=r"key must not be given with a memory.*: got float64 \[3, 23"):
         cross(x, x, x, cache=cross.remember(x))
     with pytest.raises(ArgumentError, match="cache must be a KVCache or a Memory: got 'on'"):
         mha(x, cache="on")
-    with pytest.raises(MaskError, match=r"for all queries alike: got Mask\(right=0\)"):
+    with pytest.raises(MaskError, match=r"mask must only depend on keys: got Mask\(right=0\)"):
         cross.remember(x, mask=Mask.causal())
-    with pytest.raises(ArgumentError, match="positions must go to a module with rope="):
+    with pytest.raises(ArgumentError, match="positions must only be given to a module with rope="):
         mha(x, cache=mha.cache(), positions=torch.arange(L))
-    with pytest.raises(ArgumentError, match="positions must go to a module with rope="):
+    with pytest.raises(ArgumentError, match="positions must only be given to a module with rope="):
         cross(x, cache=cross.remember(x), positions=torch.arange(L))
 
 
@@ -809,19 +813,21 @@ def test_steps_compiled_by_inductor_are_the_same_numbers(fresh_compiler: None) -
 
 def test_what_compiled_steps_cannot_do_is_refused() -> None:
     mha = layer()
-    with pytest.raises(ArgumentError, match=r"must be reserved inside torch.compile.*max_length=23 without"):
+    with pytest.raises(ArgumentError, match=r"must have a fixed batch .*max_length=23 and no batch"):
         check_in_graph(mha.cache(max_length=L))
-    with pytest.raises(ArgumentError, match="need_weights must be False in a step over a cache"):
+    with pytest.raises(ArgumentError, match=r"need_weights must be False with a cache inside.*got True"):
         check_in_graph(mha.cache(B, L), need_weights=True)
     with pytest.raises(ArgumentError, match=r"mask must not be given.*got Mask\(right=0\)"):
         check_in_graph(mha.cache(B, L), mask=Mask.causal(), bias=None)
     q, k, v = torch.randn(3, B, H, 1, D, dtype=torch.float64)
-    with pytest.raises(ShapeError, match="as many sequences as come in: 2 for 3"):
+    with pytest.raises(ShapeError, match="must have the batch size of the input: 2, not 3"):
         attend_in_graph(mha, q, k, v, mha.cache(2, L))
-    with pytest.raises(ArgumentError, match="fixed size where gradients flow: max_length=23"):
+    with pytest.raises(
+        ArgumentError, match="max_length must be None for keys that require gradients: got 23"
+    ):
         attend_in_graph(mha, q, k.requires_grad_(), v, mha.cache(B, L))
     many = k.detach().expand(-1, -1, L + 1, -1)
-    with pytest.raises(ShapeError, match="max_length must hold all tokens: 24 > 23"):
+    with pytest.raises(ShapeError, match="max_length must be at least the number of tokens: 24 > 23"):
         attend_in_graph(mha, many, many, many, mha.cache(B, L))
 
 
@@ -850,7 +856,9 @@ def test_a_compiled_step_past_the_end_raises(fresh_compiler: None) -> None:
     with torch.no_grad():
         step(x[:, :1])
         step(x[:, 1:2])
-        with pytest.raises(RuntimeError, match="max_length must hold all tokens: one more than that came"):
+        with pytest.raises(
+            RuntimeError, match="max_length must be at least the number of tokens: got one more"
+        ):
             step(x[:, 2:3])
     with pytest.raises(ShapeError, match=r"2 \+ 1 > 2"):
         mha(x[:, :1], cache=cache)

@@ -126,7 +126,7 @@ def test_a_keyword_nobody_has_gets_the_nearest_name() -> None:
     ids=["bool", "numbers", "like a key", "Mask"],
 )
 def test_a_mask_in_keys_place_is_answered_with_mask(mask: Any, message: str) -> None:
-    with refused(ArgumentError, "key must come with value", message, "mask="):
+    with refused(ArgumentError, "value must be given with key", message, "mask="):
         hw.MultiHeadAttention(E, H)(x(), mask)
 
 
@@ -143,7 +143,7 @@ def test_a_mask_among_three_inputs_is_answered_with_mask(place: str, mask: Any) 
 
 
 def test_a_value_needs_a_key() -> None:
-    with refused(ArgumentError, "value must come with key", "float32 [2, 7, 30]"):
+    with refused(ArgumentError, "key must be given with value", "float32 [2, 7, 30]"):
         hw.MultiHeadAttention(E, H)(x(), value=x())
 
 

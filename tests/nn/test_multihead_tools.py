@@ -852,9 +852,12 @@ def with_another_out_proj() -> nn.MultiheadAttention:
     [
         (nn.Linear(3, 5), "module must be a torch.nn.MultiheadAttention: got Linear"),
         (None, "module must be a torch.nn.MultiheadAttention: got NoneType"),
-        (nn.MultiheadAttention(E, H, add_bias_kv=True), "it has add_bias_kv=True"),
-        (nn.MultiheadAttention(E, H, add_zero_attn=True), "it has add_zero_attn=True"),
-        (with_another_out_proj(), "out_proj must be linear: got Sequential with a forward of its own"),
+        (nn.MultiheadAttention(E, H, add_bias_kv=True), "got add_bias_kv=True"),
+        (nn.MultiheadAttention(E, H, add_zero_attn=True), "got add_zero_attn=True"),
+        (
+            with_another_out_proj(),
+            "out_proj must be a plain nn.Linear: got Sequential with a forward of its own",
+        ),
     ],
     ids=["another class", "nothing", "add_bias_kv", "add_zero_attn", "out_proj"],
 )

@@ -571,9 +571,13 @@ def test_what_the_kernel_cannot_take_goes_side_by_side(
         (
             {"lengths": torch.ones(3, 7, dtype=torch.bool)},
             MaskError,
-            "got bool[3, 7]; where real tokens come",
+            "got bool[3, 7]; use mask.sum(-1) if padding comes last",
         ),
-        ({"lengths": [7, 2, 1], "documents": [0] * 7}, ArgumentError, "lengths must come without documents"),
+        (
+            {"lengths": [7, 2, 1], "documents": [0] * 7},
+            ArgumentError,
+            "lengths must not be given with documents",
+        ),
         ({"documents": torch.zeros(3, 5).long()}, ShapeError, "got [3, 5] for [3, 7]"),
         ({"documents": torch.zeros(2, 7).long()}, ShapeError, "got [2, 7] for [3, 7]"),
         ({"documents": [0, 0, 1, 1, 0, 2, 2]}, MaskError, "id 0 comes back at token 4 of sequence 0"),
@@ -590,11 +594,13 @@ def test_lengths_and_documents_that_do_not_fit(options: Any, error: type[Excepti
 
 def test_lengths_and_documents_are_for_self_attention() -> None:
     module, x = made(), drawn(3, 7)
-    with pytest.raises(ArgumentError, match=re.escape("got float64 [3, 7, 22] to attend to; in cross-")):
+    with pytest.raises(ArgumentError, match=re.escape("got key or value float64 [3, 7, 22]; use")):
         module(x, x, x, lengths=[7, 2, 1])
-    with pytest.raises(ArgumentError, match="documents must come with the query alone"):
+    with pytest.raises(
+        ArgumentError, match="documents must not be given in cross-attention: got key or value"
+    ):
         module(x, x, x, documents=[0] * 7)
-    with pytest.raises(ArgumentError, match="documents must come without a cache: got KVCache"):
+    with pytest.raises(ArgumentError, match="documents must not be given with a cache: got KVCache"):
         module(x, documents=[0] * 7, cache=hw.nn.KVCache())
     with pytest.raises(ShapeError, match=re.escape("query must have 3 dimensions [B, T, d_model]: got 2")):
         module(x[0], lengths=[7])

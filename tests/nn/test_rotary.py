@@ -182,9 +182,9 @@ def test_threads_share_a_rope() -> None:
         (lambda: Linear(0.5), r"factor must be at least 1 and finite: got 0\.5"),
         (lambda: Ntk(float("nan")), "factor must be at least 1 and finite: got nan"),
         (lambda: Llama3(original_length=0), "original_length must be a whole number of at least 1: got 0"),
-        (lambda: Llama3(low=4.0, high=1.0), r"low must be above 0 and below high: 4\.0, 1\.0"),
+        (lambda: Llama3(low=4.0, high=1.0), r"low must be above 0, below high: 4\.0 and 1\.0"),
         (lambda: Yarn(2.0, 8, 1.0, 32.0), r"beta_slow must be above 0 and below beta_fast: 32\.0 and 1\.0"),
-        (lambda: Yarn(2.0, 8, mscale=1.0), r"mscale must come with mscale_all_dim .*: 1\.0, None and None"),
+        (lambda: Yarn(2.0, 8, mscale=1.0), r"mscale must be given with .*: got 1\.0, None and None"),
     ],
 )  # fmt: skip
 def test_a_rope_that_cannot_be_is_refused(make: Any, words: str) -> None:
@@ -195,10 +195,10 @@ def test_a_rope_that_cannot_be_is_refused(make: Any, words: str) -> None:
 def test_a_rope_that_does_not_fit_the_heads_is_refused() -> None:
     for dims, message in ((3, "3 of 6"), (8, "8 of 6"), (0, "0 of 6")):
         with pytest.raises(
-            ShapeError, match=f"rope must turn an even number of a head's channels: {message}"
+            ShapeError, match=f"rope must rotate an even number of a head's channels: {message}"
         ):
             hw.MultiHeadAttention(12, 2, rope=Rope(dims=dims))
-    with pytest.raises(ShapeError, match="rope must turn an even number of a head's channels: 7 of 7"):
+    with pytest.raises(ShapeError, match="rope must rotate an even number of a head's channels: 7 of 7"):
         hw.MultiHeadAttention(14, 2, rope=Rope())
-    with pytest.raises(ShapeError, match="rope must turn two pairs or more with Ntk: 2 channels"):
+    with pytest.raises(ShapeError, match="rope must rotate at least 4 channels with Ntk: got 2"):
         hw.MultiHeadAttention(12, 2, rope=Rope(dims=2, scaling=Ntk(2.0)))

@@ -62,10 +62,10 @@ class Owned:
             return
         if self._owner is not None and not self._is_empty:  # checked last: graphs must not depend on it
             owner = self._owner()
-            filled_by = "a module that is gone" if owner is None else f"another {type(owner).__name__}"
+            filled_by = "a deleted module" if owner is None else f"another {type(owner).__name__}"
             raise ArgumentError(
-                f"cache must be used by the module that filled it: got {type(module).__name__} for one of "
-                f"{filled_by}; make one for each layer with mha.cache(), for each model with model.cache()"
+                f"cache must be used by the module that filled it: got {type(module).__name__} and a cache "
+                f"of {filled_by}; make one per layer with mha.cache(), or one per model with model.cache()"
             )
         self._owner = weakref.ref(module)
 
@@ -107,9 +107,9 @@ class KVCache(Owned):
         if max_length is not None:
             max_length = whole_number(max_length, "max_length")
             if max_length < 1:
-                raise ShapeError(f"max_length must be at least 1: got {max_length}; or leave it out")
+                raise ShapeError(f"max_length must be at least 1: got {max_length}; None is no limit")
         elif ring:
-            raise ArgumentError("ring must have a max_length: got None; give the module's window or more")
+            raise ArgumentError("ring must have a max_length: got None; use the module's window or more")
         self.max_length, self.ring = max_length, ring
         self._k: Tensor | None = None  # [B, Hk, columns, D]
         self._v: Tensor | None = None  # [B, Hk, columns, Dv]
@@ -403,16 +403,16 @@ class KVCache(Owned):
             return False
         if self.max_length is not None:
             raise ArgumentError(
-                f"cache must not be of fixed size where gradients flow: max_length={self.max_length}, and "
-                "keys require a gradient; run under torch.no_grad(), or leave max_length out"
+                f"max_length must be None for keys that require gradients: got {self.max_length}; run under "
+                "torch.no_grad(), or leave max_length out"
             )
         return True
 
     def _check_room(self, count: int, more: int, end: int) -> None:
         if self.max_length is not None and end > self.max_length and not self.ring:
             raise ShapeError(
-                f"max_length must hold all tokens: {count} + {more} > {self.max_length}; make the cache "
-                "larger or crop it"
+                f"max_length must be at least the number of tokens: {count} + {more} > {self.max_length}; "
+                "make the cache larger or crop it"
             )
 
     def _check_fit(self, k: Tensor, v: Tensor) -> None:
@@ -425,20 +425,20 @@ class KVCache(Owned):
             if keys.dtype is k.dtype and self._v.dtype is v.dtype and keys.device == k.device:
                 return
             raise ArgumentError(
-                f"cache must hold the dtype and device of the keys: {keys.dtype} on {keys.device} for "
-                f"{k.dtype} on {k.device}; make one with mha.cache() where the model is"
+                f"cache must have the dtype and device of the new keys: {keys.dtype} on {keys.device}, not "
+                f"{k.dtype} on {k.device}; make a new cache with mha.cache() after moving the model"
             )
         if not self.seen and self._at is None:
             self._k = self._v = None  # emptied, and not reserved
             return
         if a[0] != b[0]:
             raise ShapeError(
-                f"cache must hold as many sequences as come in: {a[0]} for {b[0]}; reorder(index) repeats or "
-                "drops some, or make a new one"
+                f"cache must have the batch size of the input: {a[0]}, not {b[0]}; repeat or drop sequences "
+                "with cache.reorder(index), or make a new cache"
             )
         raise ShapeError(
-            f"cache must hold the module's heads: {a[1]} of {a[3]} and {self._v.shape[3]} channels for "
-            f"{b[1]} of {b[3]} and {v.shape[3]}; each layer has a cache of its own"
+            f"cache must have the module's heads: {a[1]} of {a[3]} and {self._v.shape[3]} channels, not "
+            f"{b[1]} of {b[3]} and {v.shape[3]}; make one cache per layer"
         )
 
     # Changing tokens
@@ -475,13 +475,13 @@ class KVCache(Owned):
         """
         length, now = whole_number(length, "length"), self.length
         if not 0 <= length <= now:
-            raise ShapeError(f"length must be between 0 and what is there: got {length} of {now}; crop less")
+            raise ShapeError(f"length must be between 0 and {now}: got {length}; use at most cache.length")
         if length == now:
             return
         if self.seen > now:
             raise ShapeError(
-                f"length must be {now} in a ring that has gone round: got {length}, and what stood before is "
-                "forgotten; use a cache without ring=True"
+                f"length must be {now} for a ring that has dropped tokens: got {length}; use a cache without "
+                "ring=True"
             )
         assert self._k is not None and self._v is not None
         if self._k.requires_grad or self._v.requires_grad:
@@ -530,14 +530,14 @@ def order_of(index: Tensor | Sequence[int], like: Tensor) -> Tensor:
     chosen = torch.as_tensor(index, device=like.device)
     if chosen.ndim != 1 or chosen.dtype == torch.bool or chosen.is_floating_point() or not len(chosen):
         raise ArgumentError(
-            f"index must be whole numbers [B']: got {chosen.dtype} {list(chosen.shape)}; name a sequence for "
-            "each new one"
+            f"index must be whole numbers [B']: got {chosen.dtype} {list(chosen.shape)}; give the "
+            "number of an old sequence for each new one"
         )
     if can_read(chosen):
         low, high = int(chosen.min()), int(chosen.max())
         if low < 0 or high >= like.shape[0]:
             raise ArgumentError(
-                f"index must name sequences that are there: got {low if low < 0 else high} of "
+                f"index must contain numbers of sequences: got {low if low < 0 else high} of "
                 f"{like.shape[0]}; use 0 to {like.shape[0] - 1}"
             )
     return chosen.long()

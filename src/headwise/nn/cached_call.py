@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
 
 # without a number: a number that differs between caches cannot be formatted in a graph
-FULL = "max_length must hold all tokens: one more than that came; make the cache larger, or crop it"
+FULL = "max_length must be at least the number of tokens: got one more; make the cache larger, or crop it"
 Attended = tuple[Tensor, AttentionMap, Tensor]  # heads [B, H, T, Dv], their map, values [B, Hk, S, Dv]
 
 
@@ -66,8 +66,8 @@ def make_cache(module: MultiHeadAttention, batch: int | None, max_length: int | 
 def _window_of(module: MultiHeadAttention) -> int:
     if not isinstance(module.window, int):
         raise ArgumentError(
-            f"ring must be for a module with a window, a number of keys: got window={module.window}; leave "
-            "ring out, all tokens are needed"
+            f"ring must be False unless the module's window is a number: got window={module.window}; leave "
+            "ring out, since all tokens are needed"
         )
     return module.window
 
@@ -76,14 +76,13 @@ def _check_cache(module: MultiHeadAttention, cache: KVCache) -> None:
     """Raise unless this module gives the same results step by step over this cache as in one call."""
     if not module.causal and not _looks_back(module.window):
         raise ArgumentError(
-            f"cache must be for a causal module: got causal={module.causal}, window={module.window}, where "
-            "earlier tokens would have to see later ones; make it with causal=True; for another text's keys "
-            "there is mha.remember(key)"
+            f"cache must be used with a causal module: got causal={module.causal}, window={module.window}; "
+            "make the module with causal=True, or use mha.remember(key) for the keys of cross-attention"
         )
     if cache.ring and cache.max_length is not None and _window_of(module) > cache.max_length:
         raise ArgumentError(
-            f"max_length of a ring must hold the module's window: {cache.max_length} < {module.window}; use "
-            f"mha.cache(ring=True)"
+            f"max_length of a ring must be at least the module's window: {cache.max_length} < "
+            f"{module.window}; use mha.cache(ring=True)"
         )
 
 
@@ -92,8 +91,8 @@ def _check_traced(cache: KVCache | Memory, lengths: Tensor | Sequence[int] | Non
     name, argument = ("lengths", lengths) if isinstance(cache, Memory) else ("cache", cache)
     if argument is not None:
         raise ArgumentError(
-            f"{name} must not be given beside a tracer (torch.jit.trace, make_fx), which would keep the "
-            f"example's: got {text_of(argument)}; use torch.compile with mha.cache(batch, max_length)"
+            f"{name} must not be given under torch.jit.trace or make_fx, which store the example's values: "
+            f"got {text_of(argument)}; use torch.compile with mha.cache(batch, max_length)"
         )
 
 
@@ -118,8 +117,8 @@ def attend(module: MultiHeadAttention, inputs: Inputs) -> Attended:
     for other, name in ((key, "key"), (value, "value")):
         if other is not None and other is not query:
             raise ArgumentError(
-                f"{name} must not be given beside a cache: got {text_of(other)}; a cache is for "
-                "self-attention, mha.remember(key, value) for another text"
+                f"{name} must not be given with a cache: got {text_of(other)}; a cache is for "
+                "self-attention, use mha.remember(key, value) for cross-attention"
             )
     if not module.causal or cache.ring:
         _check_cache(module, cache)
@@ -257,20 +256,19 @@ def check_in_graph(cache: KVCache, need_weights: bool = False, **arguments: obje
     """Raise for arguments that a step inside a graph does not support."""
     if cache._at is None:
         raise ArgumentError(
-            f"cache must be reserved inside torch.compile, where shapes stay: got max_length="
-            f"{cache.max_length} without a batch; make it with mha.cache(batch, max_length)"
+            f"cache must have a fixed batch and max_length inside torch.compile: got max_length="
+            f"{cache.max_length} and no batch; make it with mha.cache(batch, max_length)"
         )
     if need_weights:
         raise ArgumentError(
-            "need_weights must be False in a step over a cache inside torch.compile: got True, and a map of "
-            "columns that are not there yet would tell wrong distances; pass need_weights=False, or look "
-            "outside torch.compile"
+            "need_weights must be False with a cache inside torch.compile, where a map would include unused "
+            "columns: got True; pass need_weights=False, or get maps without torch.compile"
         )
     for name, value in arguments.items():
         if value is not None:
             raise ArgumentError(
-                f"{name} must not be given in a step over a cache inside torch.compile: got "
-                f"{text_of(value)}; make such a step outside of it"
+                f"{name} must not be given with a cache inside torch.compile: got {text_of(value)}; make "
+                "this call without torch.compile"
             )
 
 
@@ -287,7 +285,7 @@ def attend_in_graph(
     slots = torch.arange(M, device=device)
     if not cache.ring:
         if T > M:
-            raise ShapeError(f"max_length must hold all tokens: {T} > {M}; make the cache larger")
+            raise ShapeError(f"max_length must be at least the number of tokens: {T} > {M}; make it larger")
         torch._assert_async(at + T <= M, FULL)
         keys.index_copy_(2, spots, k)
         values.index_copy_(2, spots, v)
@@ -387,13 +385,13 @@ class Memory(Owned):
         (B, H, _, D), k = q.shape, self._k
         if k.shape[0] != B:
             raise ShapeError(
-                f"cache must hold as many sequences as come in: {k.shape[0]} for {B}; reorder(index) "
-                "repeats or drops some"
+                f"cache must have the batch size of the input: {k.shape[0]}, not {B}; repeat or drop "
+                "sequences with memory.reorder(index)"
             )
         if k.shape[3] != D or H % k.shape[1]:
             raise ShapeError(
-                f"cache must hold the module's heads: {k.shape[1]} of {k.shape[3]} channels for {H} of {D}; "
-                "each layer remembers for itself"
+                f"cache must have the module's heads: {k.shape[1]} of {k.shape[3]} channels, not {H} of {D}; "
+                "make one memory per layer"
             )
         self.belong_to(module)
         return k, self._v, self._mask
@@ -429,8 +427,8 @@ def _of_keys(mask: Mask | Tensor, batch: int, num_heads: int, key_len: int) -> M
     other = [name for name in rules.held if name not in ("keys", "allowed")]
     if other:
         raise MaskError(
-            f"mask must tell which keys are real, for all queries alike: got {rules!r}; "
-            "give Mask.padding(lengths), and the rest in the call, mha(query, mask=mask, cache=memory)"
+            f"mask must only depend on keys: got {rules!r}; use Mask.padding(lengths) here, and pass others "
+            "in the call: mha(query, mask=mask, cache=memory)"
         )
     bound = rules.bind(batch, num_heads, 1, key_len)
     if bound.allowed is not None:
@@ -444,8 +442,8 @@ def _look_back(module: MultiHeadAttention, inputs: Inputs, memory: Memory) -> At
     for other, name in ((key, "key"), (value, "value")):
         if other is not None:
             raise ArgumentError(
-                f"{name} must not be given beside a memory: got {text_of(other)}; it holds keys and "
-                "values, as mha(query, cache=memory)"
+                f"{name} must not be given with a memory, which holds keys and values: got {text_of(other)}; "
+                "use mha(query, cache=memory)"
             )
     module_call.check_query(module, query)
     q = module._queries(query)

@@ -41,11 +41,11 @@ from .packed_weights import PLAIN_TYPES, is_untouched
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
 
-TORCHS_CLASS = "torch's class to the letter is headwise.nn.MultiheadAttention"
+TORCHS_CLASS = "headwise.nn.MultiheadAttention has all arguments of torch's class"
 ONE_LETTER = (
-    "headwise.MultiheadAttention does not exist: one letter parts two classes whose masks mean the opposite; "
-    "use headwise.MultiHeadAttention (True = may attend), or torch's class to the letter (True = may not), "
-    "headwise.nn.MultiheadAttention"
+    "headwise.MultiheadAttention does not exist: two classes with opposite masks have similar names; use "
+    "headwise.MultiHeadAttention (True = may attend), or headwise.nn.MultiheadAttention, which has torch's "
+    "arguments (True = may not attend)"
 )
 
 OF_THE_CONSTRUCTOR = {
@@ -67,15 +67,15 @@ OF_THE_CONSTRUCTOR = {
         gate="gated use_gate attn_output_gate",
         sinks="attention_sinks use_sinks",
     ),
-    "rope_theta": "it is base there: rope=headwise.nn.Rope(base=rope_theta)",
-    "rotary_dim": "it is dims there: rope=headwise.nn.Rope(dims=rotary_dim)",
-    "rope_scaling": "it is scaling there: rope=headwise.nn.Rope(scaling=headwise.nn.Linear(factor))",
-    "rope_parameters": "it is a headwise.nn.Rope here: rope=Rope(base=rope_theta, scaling=..)",
-    "num_buckets": "it is count there: relative_bias=headwise.nn.Buckets(count=num_buckets)",
-    "batch_first": "everything is [batch, length, width] here; transpose what is not",
-    "add_bias_kv": f"there is no such key here; {TORCHS_CLASS}",
-    "add_zero_attn": f"there is no such key here; {TORCHS_CLASS}",
-    "key_dim": "its name is head_dim here, and d_model, the width of the inputs, is given besides",
+    "rope_theta": "pass rope=headwise.nn.Rope(base=rope_theta)",
+    "rotary_dim": "pass rope=headwise.nn.Rope(dims=rotary_dim)",
+    "rope_scaling": "pass rope=headwise.nn.Rope(scaling=headwise.nn.Linear(factor))",
+    "rope_parameters": "pass rope=headwise.nn.Rope(base=rope_theta, scaling=..)",
+    "num_buckets": "pass relative_bias=headwise.nn.Buckets(count=num_buckets)",
+    "batch_first": "inputs are always [batch, length, width] here; transpose others first",
+    "add_bias_kv": f"no keys are appended here; {TORCHS_CLASS}",
+    "add_zero_attn": f"no keys are appended here; {TORCHS_CLASS}",
+    "key_dim": "its name is head_dim here; pass d_model, the width of the inputs, too",
 }
 
 CAUSAL_CALL = "pass mask=headwise.Mask.causal(), or make the module with causal=True"
@@ -84,7 +84,7 @@ WITH_WEIGHTS = "leave it out: weights come with every call, as output, weights =
 OF_A_CALL = {
     **OF_EVERY_CALL,
     **our_words(query="x q hidden_states inputs_q", key="k inputs_k", value="v inputs_v"),
-    "attn_mask": "its True = may NOT attend, mask's True = may; pass mask=~attn_mask, a float one as bias=",
+    "attn_mask": "its True = may NOT attend, mask's True = may; pass mask=~attn_mask, or bias= if float",
     "is_causal": CAUSAL_CALL,
     "causal": CAUSAL_CALL,
     "use_causal_mask": CAUSAL_CALL,
@@ -93,8 +93,8 @@ OF_A_CALL = {
     "return_attention": WITH_WEIGHTS,
     "training": "call mha.train() or mha.eval() before",
     "input_ids": EMBEDDING,
-    "position_ids": "its name is positions here, for a module with rope=",
-    "position_embeddings": "make the module with rope=headwise.nn.Rope(base); positions= says where it is",
+    "position_ids": "its name is positions here; make the module with rope=",
+    "position_embeddings": "make the module with rope=headwise.nn.Rope(base), and pass positions=",
     "position_bias": "its name is bias here, or make the module with relative_bias=",
     "alibi": "pass bias=headwise.scoring.alibi(num_heads), or make the module with alibi=True",
 }
@@ -120,19 +120,19 @@ def lone(key: object, value: object) -> ArgumentError:
     """Return the error about a key without a value, most often a mask in its place, or the reverse."""
     if key is None:
         return ArgumentError(
-            f"value must come with key: got {text_of(value)} alone; as mha(query, key, value)"
+            f"key must be given with value: got only value={text_of(value)}; use mha(query, key, value)"
         )
     return ArgumentError(
-        f"key must come with value: got {text_of(key)} alone; a mask goes in mask=, as mha(x, mask=m), "
-        "and what is attended to goes in twice, as mha(query, memory, memory)"
+        f"value must be given with key: got only key={text_of(key)}; pass a mask as mha(x, mask=m), and a "
+        "memory as mha(query, memory, memory)"
     )
 
 
 def no_use(positions: object) -> ArgumentError:
     """Return the error about positions for a module that has no use for them."""
     return ArgumentError(
-        f"positions must go to a module with rope=: got {text_of(positions)} for one without; leave "
-        "them out, or make it with rope=headwise.nn.Rope()"
+        f"positions must only be given to a module with rope=: got {text_of(positions)}; leave them out, or "
+        "make the module with rope=headwise.nn.Rope()"
     )
 
 
@@ -148,9 +148,9 @@ def check(module: MultiHeadAttention, query: Tensor, key: Tensor, value: Tensor)
         return
     check_memory(module, key, value)
     if query.shape[0] != key.shape[0]:
-        advice = "inputs are batch first, transpose(0, 1) those that are not"
+        advice = "inputs are batch first, use transpose(0, 1) if yours are not"
         if key.shape[0] == 1:
-            advice = f"for one memory of all use key.expand({query.shape[0]}, -1, -1); {advice}"
+            advice = f"for one memory in all sequences use key.expand({query.shape[0]}, -1, -1); {advice}"
         raise ShapeError(f"query and key must agree in batch: {query.shape[0]} and {key.shape[0]}; {advice}")
 
 
@@ -167,7 +167,7 @@ def check_memory(module: MultiHeadAttention, key: Tensor, value: Tensor) -> None
     if key.shape[:2] != value.shape[:2]:
         raise ShapeError(
             f"key and value must agree in batch and length: {list(key.shape[:2])} and "
-            f"{list(value.shape[:2])}; there is one value per key"
+            f"{list(value.shape[:2])}; give one value per key"
         )
 
 
@@ -178,11 +178,11 @@ def check_projected(name: str, x: Tensor, heads: int, width: int) -> None:
         ArgumentError: a tensor that lies over several processes.
         ShapeError: another width.
     """
-    shard = "to lay heads over devices use headwise.parallel.shard_heads(module, mesh)"
+    shard = "to shard heads over devices use headwise.parallel.shard_heads(module, mesh)"
     if type(x).__name__ == "DTensor":
         raise ArgumentError(
-            f"{name} must give a plain tensor: got a DTensor {list(x.shape)}, which attention does not "
-            f"take; {shard} in place of parallelize_module"
+            f"{name} must give a plain tensor: got a DTensor {list(x.shape)}; "
+            f"{shard} instead of parallelize_module"
         )
     if x.shape[-1] != heads * width:
         raise ShapeError(
@@ -212,7 +212,7 @@ def _check_input(
     if sizes[2] != width:
         raise ShapeError(
             f"{name} must be {width_name} wide, {shape}: got {x.shape[2]} for {width_name}={width}, "
-            f"{list(x.shape)}; give the module the width of its inputs"
+            f"{list(x.shape)}; make the module with the width of its inputs"
         )
     if not sizes[1]:
         raise ShapeError(f"{name} must not be empty: got {list(x.shape)} for {shape}; skip the call")
@@ -250,7 +250,7 @@ def _three_dimensions(module: MultiHeadAttention, x: Tensor, name: str, width: i
         return f"use {name}.flatten(2).transpose(1, 2) for an image [B, {width}, height, width]"
     else:
         return "a mask goes in mask="
-    return f"heads are split in here: use {joined}, or headwise.attention, which takes [B, H, T, D]"
+    return f"the module splits heads itself: use {joined}, or headwise.attention for [B, H, T, D]"
 
 
 def as_lengths(lengths: Tensor | Sequence[int] | None) -> Tensor:
@@ -262,15 +262,15 @@ def as_lengths(lengths: Tensor | Sequence[int] | None) -> Tensor:
     counts = as_integers(lengths)
     if counts.dtype == torch.bool and counts.ndim == 2:
         raise MaskError(
-            f"lengths must be integers [B]: got bool{list(counts.shape)}; where real tokens come first they "
-            "are mask.sum(-1), else use mask=Mask.padding(mask)"
+            f"lengths must be integers [B]: got bool{list(counts.shape)}; use mask.sum(-1) if padding comes "
+            "last, else mask=Mask.padding(mask)"
         )
     if not counts.numel() and counts.ndim == 1:
         return counts.long()
     if counts.is_floating_point() or counts.is_complex() or counts.dtype == torch.bool or counts.ndim != 1:
         raise MaskError(
             f"lengths must be integers [B]: got {dtype_name(counts)}{list(counts.shape)}; "
-            "give how many tokens of each sequence are real"
+            "give the number of real tokens of each sequence"
         )
     return counts.long()
 
@@ -328,8 +328,8 @@ def fx_node(module: nn.Module, *arguments: object) -> Any | None:
     hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
     if hooks:
         raise ArgumentError(
-            f"{type(module).__name__} must have no hooks where torch.fx keeps it whole: got {hooks}; remove "
-            "them while it is traced, or use torch.export"
+            f"{type(module).__name__} must have no hooks under torch.fx.symbolic_trace: got {hooks}; remove "
+            "them before tracing, or use torch.export"
         )
     parameters = list(signature(type(module).forward).parameters.values())[1 : len(arguments) + 1]
     args: list[object] = []

@@ -87,7 +87,7 @@ class QKNorm(Settings):
                 f"qk_norm must be a known kind: got {self.kind!r}; {nearest(str(self.kind), NORMS)}"
             )
         if not 0 <= self.eps < math.inf:
-            raise ArgumentError(f"eps must be 0 or more and finite: got {self.eps}; 1e-6 is the usual one")
+            raise ArgumentError(f"eps must be 0 or more and finite: got {self.eps}; 1e-6 is usual")
 
     def make(
         self, heads: int, head_dim: int, device: torch.device | str | None, dtype: torch.dtype | None
@@ -130,15 +130,15 @@ class Buckets(Settings):
             )
         if self.both_ways and self.count % 2:
             raise ArgumentError(
-                f"count must be even for both ways: got {self.count}; half of the buckets are for keys after "
-                "the query"
+                f"count must be even if both_ways=True: got {self.count}; half of the buckets are for keys "
+                "after the query"
             )
         exact = self.count // least
         far = self.max_distance
         if isinstance(far, bool) or not isinstance(far, int) or far <= exact:
             raise ArgumentError(
-                f"max_distance must be a whole number above {exact}, up to which each distance has a bucket: "
-                f"got {far!r}; T5 has 128"
+                f"max_distance must be a whole number above {exact}: got {far!r}; shorter distances have a "
+                "bucket each, and T5 uses 128"
             )
 
     def of(self, offsets: Tensor) -> Tensor:
@@ -237,26 +237,26 @@ def add(
     if rope is not None:
         if not isinstance(rope, Rope):
             raise ArgumentError(
-                f"rope must be a headwise.nn.Rope: got {text_of(rope)}; as rope=Rope(base=1e4)"
+                f"rope must be a headwise.nn.Rope: got {text_of(rope)}; use rope=Rope(base=1e4)"
             )
         rope.frequencies(D)
     if not isinstance(has_alibi, bool):
         raise ArgumentError(
-            f"alibi must be True or False: got {text_of(has_alibi)}; slopes of your own go in bias= "
-            "of each call"
+            f"alibi must be True or False: got {text_of(has_alibi)}; pass slopes of your own "
+            "as bias= in each call"
         )
     module.rope, module.alibi = rope, has_alibi
     module._slopes = Slopes(tuple(alibi(H, "cpu").slopes.tolist())) if has_alibi else None
     if not isinstance(relative_bias, Buckets | None):
         raise ArgumentError(
-            f"relative_bias must be Buckets or a RelativeBias: got {text_of(relative_bias)}; T5's "
-            "is Buckets()"
+            f"relative_bias must be Buckets or a RelativeBias: got {text_of(relative_bias)}; use "
+            "Buckets() for T5's"
         )
     relative = None if relative_bias is None else RelativeBias(H, relative_bias, device, dtype)
     module.relative_bias = relative
     norm = QKNorm(qk_norm) if isinstance(qk_norm, str) else qk_norm
     if not isinstance(norm, QKNorm | None):
-        raise ArgumentError(f"qk_norm must be 'rms', 'layer' or a QKNorm: got {text_of(norm)}; or None")
+        raise ArgumentError(f"qk_norm must be 'rms', 'layer' or a QKNorm: got {text_of(norm)}; try 'rms'")
     module.qk_norm = norm
     module.q_norm = None if norm is None else norm.make(H, D, device, dtype)
     module.k_norm = None if norm is None else norm.make(Hk, D, device, dtype)
@@ -289,8 +289,8 @@ def share(module: MultiHeadAttention, relative_bias: RelativeBias) -> None:
     """
     if relative_bias.num_heads != module.num_heads:
         raise ShapeError(
-            f"relative_bias must have the layer's heads: {relative_bias.num_heads} and {module.num_heads}; "
-            "layers that share one have as many"
+            f"relative_bias must have the layer's num_heads: {relative_bias.num_heads}, not "
+            f"{module.num_heads}; share it between layers with as many heads"
         )
     module.relative_bias = relative_bias
 
@@ -344,8 +344,8 @@ def check_pair_or_positions(positions: object, q: Tensor, k: Tensor, itself: boo
         return
     if not itself:
         raise ArgumentError(
-            "positions must be a pair in cross-attention, the queries' and the keys': got "
-            f"{text_of(positions)}; as positions=(of_queries, of_keys)"
+            f"positions must be a pair in cross-attention: got {text_of(positions)}; use "
+            "positions=(query_positions, key_positions)"
         )
     check_positions(positions, q, "positions")
 
@@ -358,13 +358,13 @@ def check_positions(positions: object, x: Tensor, name: str) -> None:
     )
     if not isinstance(positions, Tensor) or not is_integer or positions.dtype == torch.bool:
         raise ArgumentError(
-            f"{name} must be a tensor of whole numbers: got {text_of(positions)}; as torch.arange({T})"
+            f"{name} must be a tensor of whole numbers: got {text_of(positions)}; use torch.arange({T})"
         )
     # one by one: in a graph for any length a comparison of tuples is False
     fits = positions.ndim in (1, 2) and positions.shape[-1] == T
     if not fits or (positions.ndim == 2 and positions.shape[0] != B and positions.shape[0] != 1):
         raise ShapeError(
-            f"{name} must be [T] or [B, T] = {[B, T]}: got {list(positions.shape)}; one for each token"
+            f"{name} must be [T] or [B, T] = {[B, T]}: got {list(positions.shape)}; give one per token"
         )
     if can_read(positions) and bool((positions < 0).any()):
         raise ArgumentError(

@@ -106,7 +106,7 @@ def _size(name: str, size: SupportsIndex) -> int:
         number = 0
     if isinstance(size, bool) or number < 1:
         is_integral = isinstance(size, float) and size >= 1 and size.is_integer()
-        advice = f"use {size:.0f}, by // where / made it" if is_integral else "for example 8"
+        advice = f"use {size:.0f}; divide with // instead of /" if is_integral else "for example 8"
         raise ShapeError(f"{name} must be a whole number of at least 1: got {size!r}; {advice}")
     return number
 

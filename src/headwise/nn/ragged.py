@@ -167,19 +167,19 @@ def check_alone(inputs: Inputs) -> None:
     name = "lengths" if documents is None else "documents"
     if lengths is not None and documents is not None:
         raise ArgumentError(
-            f"lengths must come without documents: got {text_of(lengths)} and {text_of(documents)}; "
-            "number padding as a document of its own, and leave its output alone"
+            f"lengths must not be given with documents: got {text_of(lengths)} and {text_of(documents)}; "
+            "give padding a document id of its own, and ignore its output"
         )
     if key is not None or value is not None:
         got = text_of(value if key is None else key)
         raise ArgumentError(
-            f"{name} must come with the query alone: got {got} to attend to; in cross-attention padding is "
-            "mask=Mask.padding(lengths of the keys), documents are mask=Mask.documents(ids, query_ids)"
+            f"{name} must not be given in cross-attention: got key or value {got}; use "
+            "mask=Mask.padding(key_lengths) or mask=Mask.documents(ids, query_ids)"
         )
     if cache is not None and documents is not None:
         raise ArgumentError(
-            f"documents must come without a cache: got {type(cache).__name__}; give each document a sequence "
-            "of its own, and lengths="
+            f"documents must not be given with a cache: got {type(cache).__name__}; make each document a "
+            "sequence of its own, and pass lengths="
         )
 
 

@@ -99,7 +99,7 @@ class Scaling(Settings):
     def __post_init__(self) -> None:
         if not _is_number(self.factor) or not 1 <= self.factor < math.inf:
             raise ArgumentError(
-                f"factor must be at least 1 and finite: got {self.factor!r}; 4.0 reaches four times as far"
+                f"factor must be at least 1 and finite: got {self.factor!r}; 4.0 quadruples the length"
             )
 
     @property
@@ -146,10 +146,10 @@ class Rope(Settings):
         if not _is_number(self.base) or not 1 < self.base < math.inf:
             raise ArgumentError(f"base must be above 1 and finite: got {self.base!r}; 10000.0 is usual")
         if not isinstance(self.interleaved, bool):
-            raise ArgumentError(f"interleaved must be True or False: got {self.interleaved!r}; see Rope")
+            raise ArgumentError(f"interleaved must be True or False: got {self.interleaved!r}; try False")
         if self.scaling is not None and not hasattr(self.scaling, "frequencies"):
             raise ArgumentError(
-                f"scaling must be Linear, Ntk, Llama3 or Yarn: got {self.scaling!r}; they are in headwise.nn"
+                f"scaling must be Linear, Ntk, Llama3 or Yarn: got {self.scaling!r}; try Linear(4.0)"
             )
 
     def turned(self, head_dim: int) -> int:
@@ -162,7 +162,7 @@ class Rope(Settings):
         dims = head_dim if self.dims is None else self.dims
         if isinstance(dims, bool) or not isinstance(dims, int) or dims % 2 or not 0 < dims <= head_dim:
             raise ShapeError(
-                f"rope must turn an even number of a head's channels: {dims} of {head_dim}; give dims="
+                f"rope must rotate an even number of a head's channels: {dims} of {head_dim}; change dims"
             )
         return dims
 
@@ -250,7 +250,7 @@ def _is_number(value: object) -> bool:
 def _check_length(length: int) -> None:
     if isinstance(length, bool) or not isinstance(length, int) or length < 1:
         raise ArgumentError(
-            f"original_length must be a whole number of at least 1: got {length!r}; it is the model's"
+            f"original_length must be a whole number of at least 1: got {length!r}; use the trained length"
         )
 
 
@@ -276,7 +276,7 @@ class Ntk(Scaling):
 
     def frequencies(self, base: float, dims: int) -> Tensor:
         if dims < 4:
-            raise ShapeError(f"rope must turn two pairs or more with Ntk: {dims} channels; use Linear")
+            raise ShapeError(f"rope must rotate at least 4 channels with Ntk: got {dims}; use Linear")
         return _base_frequencies(base * self.factor ** (dims / (dims - 2)), dims)
 
 
@@ -297,7 +297,7 @@ class Llama3(Scaling):
         super().__post_init__()
         _check_length(self.original_length)
         if not 0 < self.low < self.high:
-            raise ArgumentError(f"low must be above 0 and below high: {self.low}, {self.high}; use 1 and 4")
+            raise ArgumentError(f"low must be above 0, below high: {self.low} and {self.high}; use 1 and 4")
 
     def frequencies(self, base: float, dims: int) -> Tensor:
         frequencies = _base_frequencies(base, dims)
@@ -343,8 +343,8 @@ class Yarn(Scaling):
             self.attention_factor is not None and self.mscale is not None
         ):
             raise ArgumentError(
-                f"mscale must come with mscale_all_dim and without attention_factor: {self.mscale}, "
-                f"{self.mscale_all_dim} and {self.attention_factor}; leave out what does not count"
+                f"mscale must be given with mscale_all_dim and without attention_factor: got {self.mscale}, "
+                f"{self.mscale_all_dim} and {self.attention_factor}; give both scales, or only the factor"
             )
 
     @property

@@ -52,7 +52,7 @@ def arguments_of(theirs: nn.MultiheadAttention) -> dict[str, Any]:
     if not isinstance(theirs, nn.MultiheadAttention):
         raise ArgumentError(
             f"module must be a torch.nn.MultiheadAttention: got {type(theirs).__name__}; "
-            "another class's weights go in with load_state_dict"
+            "for weights of other classes use load_state_dict"
         )
     for name, present in (
         ("add_bias_kv", theirs.bias_k is not None),
@@ -60,14 +60,14 @@ def arguments_of(theirs: nn.MultiheadAttention) -> dict[str, Any]:
     ):
         if present:
             raise ArgumentError(
-                f"module must not append keys: it has {name}=True, for which there is no place here; "
+                f"module must not append keys: got {name}=True, which MultiHeadAttention lacks; "
                 "keep torch's class"
             )
     last = theirs.out_proj
     if type(last).forward is not nn.Linear.forward or "forward" in last.__dict__:
         raise ArgumentError(
-            f"out_proj must be linear: got {type(last).__name__} with a forward of its own, which its weight "
-            "does not tell; merge it into one first"
+            f"out_proj must be a plain nn.Linear: got {type(last).__name__} with a forward of its own; merge "
+            "its changes into an nn.Linear first"
         )
     return {
         "d_model": theirs.embed_dim, "num_heads": theirs.num_heads, "kdim": theirs.kdim, "vdim": theirs.vdim,
@@ -114,18 +114,18 @@ def torchs_twin(ours: MultiHeadAttention, batch_first: bool) -> nn.MultiheadAtte
         raise ShapeError(
             "sizes must be possible in torch's class, d_model = num_heads * head_dim and no shared keys: "
             f"{sizes.d_model} and {sizes.num_heads} * {sizes.head_dim}, num_kv_heads {sizes.num_kv_heads}, "
-            f"value_dim {sizes.value_dim}; it has no place for anything else"
+            f"value_dim {sizes.value_dim}; keep headwise's class"
         )
     for name in ("causal", "window", "scale", "softcap", "sinks"):
         value = getattr(ours, name)
         if value is not None and value is not False:
             shown = list(value.shape) if isinstance(value, Tensor) else value
             raise ArgumentError(
-                f"{name} must be off: got {name}={shown}, which torch's class does not keep; masks go into "
+                f"{name} must be off: got {name}={shown}, which torch's class does not have; pass masks in "
                 "each call there, made by headwise.foreign_masks.to_torch"
             )
     for name, shown in in_use(ours).items():
-        raise ArgumentError(f"{name} must be off: got {shown}, which torch's class does not have; keep ours")
+        raise ArgumentError(f"{name} must be off: got {shown}, which torch's class lacks; keep headwise's")
     layers = [getattr(ours, name) for name in (*PROJECTIONS, "out_proj")]
     for layer in layers:
         if type(layer) is not nn.Linear or "forward" in layer.__dict__:

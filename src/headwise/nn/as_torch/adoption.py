@@ -375,10 +375,10 @@ def _why_not(module: nn.Module) -> str:
     kind = type(module)
     if is_parametrized(module):
         names = ", ".join(module.get_submodule("parametrizations")._modules)
-        return f"its {names} is parametrised; adopt first, parametrise then"
+        return f"its {names} is parametrised; call adopt before parametrising"
     if kind.__bases__[0].__module__.startswith("torch.distributed."):
-        return f"it is sharded, a {kind.__qualname__}; adopt first, shard then"
-    return f"{kind.__module__}.{kind.__qualname__} is a class of its own"
+        return f"it is sharded ({kind.__qualname__}); call adopt before sharding"
+    return f"{kind.__module__}.{kind.__qualname__} is not torch's class"
 
 
 def restore(model: nn.Module) -> int:
@@ -407,8 +407,8 @@ def _over_torchs(kind: type, restored: dict[type, type], name: str) -> type:
     if kind not in restored:
         if not issubclass(kind, tuple(THEIRS)) or any(map(_knows_its_class, vars(kind).values())):
             raise ArgumentError(
-                f"model must have the classes that adopt gave it: {name or 'the model itself'} is a "
-                f"{kind.__module__}.{kind.__qualname__} now; give it its class back first"
+                f"model must still have the classes that adopt set: {name or 'the model itself'} is now a "
+                f"{kind.__module__}.{kind.__qualname__}; undo the later change of class first"
             )
         bases = tuple(
             _over_torchs(base, restored, name) if issubclass(base, tuple(THEIRS)) else base

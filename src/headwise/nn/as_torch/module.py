@@ -108,7 +108,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             dtype,
         )  # fmt: skip
         if empty_rows not in ("nan", "zero"):
-            raise ArgumentError(f"empty_rows must be 'nan' or 'zero': got {empty_rows!r}; torch's is 'nan'")
+            raise ArgumentError(f"empty_rows must be 'nan' or 'zero': got {empty_rows!r}; torch uses 'nan'")
         if empty_rows != "nan":
             self.empty_rows = empty_rows
 
@@ -166,9 +166,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         """Return what `torch.jit.script` compiles: torch's own class, on the same parameters."""
         if not is_untouched(self.out_proj, OUT_PROJ):
             raise ArgumentError(
-                "out_proj must be torch's own, and not hooked, to be scripted: got "
-                f"{type(self.out_proj).__name__}; torch's class takes its weight and does not call it, merge "
-                "it into that first"
+                "out_proj must be torch's own layer without hooks to be scripted: got "
+                f"{type(self.out_proj).__name__}; torch's class reads its weight and does not call it, so "
+                "merge all changes into the weight first"
             )
         return scriptable(self, TORCHS)
 
