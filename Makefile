@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup look test docs test-slow test-models test-gpu test-versions browser page lint bench film fuzz train-mini check-score check-wild clean
+.PHONY: help setup look test docs test-slow test-full test-models test-gpu test-versions browser page lint bench film fuzz train-mini check-score check-wild clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,7 +30,10 @@ docs: $(READY) ## the documentation, into site/: open site/index.html
 	@touch site/.built
 
 test-slow: $(READY) $(READY_PAGE) browser ## the tests that take longer
-	@$(BIN)/python -m pytest -q -m "slow and not models and not gpu" -n 2 --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -q -m "slow and not full and not models and not gpu" -n 2 --dist worksteal $(ARGS)
+
+test-full: $(READY) $(READY_PAGE) browser ## the cases that test-slow leaves out: many of one kind (before a release)
+	@$(BIN)/python -m pytest -q -m "full and not models and not gpu" -n 2 --dist worksteal $(ARGS)
 
 test-models: $(READY) ## the tests that need a real language model (100 MB are fetched once)
 	@$(INSTALL) gguf accelerate

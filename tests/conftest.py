@@ -129,7 +129,8 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a test marked thinned(n) about one case in n is quick, of thinned(keep=ids) those, or both.
 
-    The others are marked slow, or as thinned(rest="gpu") says.
+    The others are marked slow, or as thinned(rest="gpu") says. Of those that are slow, thinned(slow=m) leaves
+    about one in m to the slow run and marks the others full.
 
     A case's own name decides, whatever stands beside it: a new case moves no other in or out. Where no case
     would be left, the one of the smallest number is.
@@ -142,14 +143,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             tests.setdefault(test, {})[case.removesuffix("]")] = item
     whole = not any("[" in argument for argument in config.args)  # no case was asked for by its name
     for test, cases in tests.items():
-        quick = _quick(test, cases, whole)
+        # A checksum would do if names were not so alike: that of 32 such names modulo 3 gave 4 zeros.
+        numbers = {
+            case: int(hashlib.sha256(item.name.encode()).hexdigest(), 16) for case, item in cases.items()
+        }
+        quick = _quick(test, cases, numbers, whole)
         for case, item in cases.items():
-            if case not in quick:
-                marker = item.get_closest_marker("thinned")
-                item.add_marker(marker.kwargs.get("rest", "slow") if marker else "slow")
+            marker = item.get_closest_marker("thinned")
+            if case not in quick and marker:
+                item.add_marker(marker.kwargs.get("rest", "slow"))
+                if (numbers[case] >> 64) % marker.kwargs.get(
+                    "slow", 1
+                ):  # the lower digits chose the quick ones
+                    item.add_marker("full")
 
 
-def _quick(test: str, cases: dict[str, pytest.Function], whole: bool) -> set[str]:
+def _quick(test: str, cases: dict[str, pytest.Function], numbers: dict[str, int], whole: bool) -> set[str]:
     first = next(iter(cases.values()))
     marker = first.get_closest_marker("thinned")
     assert marker is not None
@@ -163,8 +172,6 @@ def _quick(test: str, cases: dict[str, pytest.Function], whole: bool) -> set[str
     if whole and not set(keep) <= set(cases):
         raise pytest.UsageError(f"keep must name cases: {test} has no {min(set(keep) - set(cases))!r}")
     quick = set(keep) & set(cases)
-    # A checksum would do if names were not so alike: that of 32 such names modulo 3 gave 4 zeros.
-    numbers = {case: int(hashlib.sha256(item.name.encode()).hexdigest(), 16) for case, item in cases.items()}
     if marker.args or not keep:
         n = marker.args[0] if marker.args else 3
         quick |= {case for case, number in numbers.items() if number % n == 0}

@@ -390,19 +390,21 @@ def test_in_ci_a_skip_is_a_failure_unless_by_design(
         result.stdout.no_fnmatch_line("*test_meant.py*by design*")
 
 
-def quick(pytester: pytest.Pytester, marker: str, ids: Iterable[str]) -> set[str]:
-    """The cases a test of that marker has in the quick run."""
+def chosen(pytester: pytest.Pytester, marker: str, ids: Iterable[str], run: str = "not slow") -> set[str]:
+    """Return the cases that a test with that marker has in a run, by default the quick one."""
     pytester.makepyfile(
         f"import pytest\n@{marker}\n@pytest.mark.parametrize('x', {list(ids)})\ndef test_it(x): pass"
     )
-    result = pytester.runpytest("--collect-only", "-q", "-m", "not slow", *ALONE)
+    result = pytester.runpytest("--collect-only", "-q", "-m", run, *ALONE)
     return {line.partition("[")[2][:-1] for line in result.outlines if "::" in line}
 
 
 @pytest.fixture
 def _as_here(pytester: pytest.Pytester) -> None:
     pytester.makeconftest((ROOT / "tests" / "conftest.py").read_text("utf-8"))
-    pytester.makeini("[pytest]\nmarkers =\n    slow: takes longer\n    thinned: by name")
+    pytester.makeini(
+        "[pytest]\nmarkers =\n    slow: takes longer\n    full: one of many\n    thinned: by name"
+    )
 
 
 WORDS = [f"{word} {other}" for word in "causal padded windowed sparse".split() for other in "abcdefgh"]
@@ -411,14 +413,23 @@ WORDS = [f"{word} {other}" for word in "causal padded windowed sparse".split() f
 @pytest.mark.usefixtures("_as_here")
 def test_a_new_case_moves_no_other_in_or_out_of_the_quick_run(pytester: pytest.Pytester) -> None:
     """Every n-th case once stayed, by place: a case added in front exchanged all of them."""
-    before = quick(pytester, "pytest.mark.thinned", WORDS)
+    before = chosen(pytester, "pytest.mark.thinned", WORDS)
     assert 0.15 * len(WORDS) < len(before) < 0.55 * len(WORDS)  # about a third
-    assert quick(pytester, "pytest.mark.thinned", ["new", *reversed(WORDS)]) - {"new"} == before
+    assert chosen(pytester, "pytest.mark.thinned", ["new", *reversed(WORDS)]) - {"new"} == before
 
 
 @pytest.mark.usefixtures("_as_here")
 def test_a_thinned_test_keeps_the_cases_it_names_and_never_loses_all(pytester: pytest.Pytester) -> None:
-    assert quick(pytester, "pytest.mark.thinned(keep=['padded b'])", WORDS) == {"padded b"}
-    both = quick(pytester, "pytest.mark.thinned(4, keep=['padded b'])", WORDS)
-    assert both == quick(pytester, "pytest.mark.thinned(4)", WORDS) | {"padded b"}
-    assert len(quick(pytester, "pytest.mark.thinned(10**9)", WORDS)) == 1
+    assert chosen(pytester, "pytest.mark.thinned(keep=['padded b'])", WORDS) == {"padded b"}
+    both = chosen(pytester, "pytest.mark.thinned(4, keep=['padded b'])", WORDS)
+    assert both == chosen(pytester, "pytest.mark.thinned(4)", WORDS) | {"padded b"}
+    assert len(chosen(pytester, "pytest.mark.thinned(10**9)", WORDS)) == 1
+
+
+@pytest.mark.usefixtures("_as_here")
+def test_the_slow_run_takes_its_share_of_the_cases_that_are_not_quick(pytester: pytest.Pytester) -> None:
+    marker = "pytest.mark.thinned(4, slow=3)"
+    runs = [chosen(pytester, marker, WORDS, run) for run in ("not slow", "slow and not full", "full")]
+    assert set.union(*runs) == set(WORDS) and sum(map(len, runs)) == len(WORDS)
+    slow, full = len(runs[1]), len(runs[2])
+    assert 0.15 * (slow + full) < slow < 0.55 * (slow + full)  # about a third

@@ -97,7 +97,7 @@ CALLS: dict[str, tuple[Callable[..., Tensor], Inputs]] = {
 }
 
 
-@pytest.mark.thinned(12)
+@pytest.mark.thinned(12, slow=4)
 @pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("option", OPTIONS)
@@ -112,7 +112,7 @@ def test_a_traced_module_is_right_for_other_inputs_and_lengths(option: str, call
             assert_traced(Call(made.train(mode), ask), inputs)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(2, slow=2)
 @pytest.mark.parametrize("look", ["output", "dense", "lse", "mean_heads", "top", "pooled", "row"])
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": 3}, {"softcap": 2.0}], ids=str)
 def test_a_traced_attention_is_right_for_other_inputs(options: dict[str, Any], look: str) -> None:
@@ -307,7 +307,7 @@ FUNCTIONS: dict[str, tuple[Callable[[], nn.Module], Ask, tuple[Tensor, ...]]] = 
 }
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(8, slow=2)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
 def test_make_fx_records_forward_and_backward(name: str, mode: str) -> None:
@@ -326,7 +326,7 @@ def test_make_fx_records_forward_and_backward(name: str, mode: str) -> None:
     torch.testing.assert_close(graph(x, *more, *parameters), gradients(x, *more, *parameters))
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(4, slow=2)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_aot_function_and_linearize_answer_as_the_module_does(name: str) -> None:
     """AOTAutograd met values that it cannot read, and linearize raised where there was a mask."""

@@ -258,14 +258,14 @@ def prepared_of(case: Case) -> Prepared:
 EVERY_OPTION = list(OPTIONS)
 
 
-@pytest.mark.thinned(99, keep=["documents", "left padding"])
+@pytest.mark.thinned(99, keep=["documents", "left padding"], slow=2)
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_is_as_exact_as_plain_torch(rule: str) -> None:
     place = list(RULES).index(rule)
     judge(made(in_turn(rule, place), rule, EVERY_OPTION[5 * place % len(OPTIONS)]))
 
 
-@pytest.mark.thinned(99, keep=["masks as bias", "all"])
+@pytest.mark.thinned(99, keep=["masks as bias", "all"], slow=2)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_is_as_exact_as_plain_torch(option: str) -> None:
     place = EVERY_OPTION.index(option)
@@ -949,7 +949,7 @@ AGAIN: dict[str, Callable[[int], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.thinned(99, keep=["own lists", "sinks"])
+@pytest.mark.thinned(99, keep=["own lists", "sinks"], slow=3)
 @pytest.mark.parametrize("name", AGAIN)
 def test_a_planned_call_is_the_same_launch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     D = 24 if name == "two parts of channels" else 16

@@ -162,7 +162,7 @@ def laid_out(case: Case, layout: str, monkeypatch: pytest.MonkeyPatch) -> Case:
     return relaid(case, LAYOUTS[layout])
 
 
-@pytest.mark.thinned(99, keep=[CAUSAL])
+@pytest.mark.thinned(99, keep=[CAUSAL], slow=2)
 @every_case
 def test_everything_is_as_exact_as_plain_torch(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
     w = map_of(laid_out(judged.case, judged.layout, monkeypatch))
@@ -170,7 +170,7 @@ def test_everything_is_as_exact_as_plain_torch(judged: Judged, monkeypatch: pyte
     assert values(judged.case, w, plain, [judged.picture], judged.parts, fused=False) == []
 
 
-@pytest.mark.thinned(99, keep=[HOLES, CAUSAL])
+@pytest.mark.thinned(99, keep=[HOLES, CAUSAL], slow=2)
 @every_case
 def test_gradients_are_as_exact_as_plain_torch(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
     def arms(low: Case) -> tuple[Case, Case]:
@@ -669,7 +669,7 @@ ONE_QUERY: dict[str, tuple[int, Mask, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.thinned(99, keep=["two tiles", "alibi", "sinks, nothing to see"])
+@pytest.mark.thinned(99, keep=["two tiles", "alibi", "sinks, nothing to see"], slow=2)
 @pytest.mark.parametrize(("keys", "mask", "options"), ONE_QUERY.values(), ids=ONE_QUERY)
 def test_one_query_over_many_keys(keys: int, mask: Mask, options: dict[str, Any]) -> None:
     q, k, v = (normal(i, 2, *size) for i, size in enumerate(((6, 1, 5), (2, keys, 5), (2, keys, 7))))

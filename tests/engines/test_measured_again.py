@@ -102,7 +102,7 @@ RULES: dict[str, Callable[[int], Options]] = {
 }
 
 
-@pytest.mark.thinned(99, keep=["counted", "holes"])
+@pytest.mark.thinned(99, keep=["counted", "holes"], slow=3)
 @pytest.mark.parametrize("rules", RULES)
 def test_the_second_time_gives_the_same_bits(rules: str) -> None:
     for seed in SEEDS:
@@ -122,7 +122,7 @@ def test_every_choice_has_its_own_plan(names: tuple[str, ...], reach: int) -> No
     assert planned() == (1, 1 + ("local" in names))
 
 
-@pytest.mark.thinned(99, keep=["two parts of channels"])
+@pytest.mark.thinned(99, keep=["two parts of channels"], slow=2)
 @pytest.mark.parametrize(
     ("length", "dim", "dtype"),
     [(1, 64, torch.bfloat16), (1, 128, torch.float16), (7, 128, torch.bfloat16), (9, 24, torch.float16)],

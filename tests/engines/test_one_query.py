@@ -55,7 +55,7 @@ def looks(w: hw.AttentionMap) -> list[tuple[int, Any, int]]:
     return [(b, h, i) for b in range(B) for i in {0, T // 2, T - 1} for h in (H - 1, -H, slice(None))]
 
 
-@pytest.mark.thinned(16)
+@pytest.mark.thinned(16, slow=10)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
 @pytest.mark.parametrize("name", CASES)
@@ -72,7 +72,7 @@ def test_a_row_is_as_exact_as_plain_torch(name: str, dtype: torch.dtype, device:
             )
 
 
-@pytest.mark.thinned(8, keep=["band, D64", "documents, D64", "left padding, D64"])
+@pytest.mark.thinned(8, keep=["band, D64", "documents, D64", "left padding, D64"], slow=4)
 @pytest.mark.parametrize("name", CASES)
 def test_rows_are_those_of_the_general_way_and_most_are_taken(name: str) -> None:
     low = case_of(name).to(torch.float32)

@@ -126,7 +126,7 @@ TURNS = {  # every operator, every option
 # From 2.15 on opcheck gives copies that are no leaves, and torch reads their .grad: warnings it hides from
 # whoever shows them, not from whoever raises them.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(8, slow=3)
 @pytest.mark.parametrize(
     ("name", "chosen"), [(name, chosen) for name, options in TURNS.items() for chosen in options]
 )
@@ -186,7 +186,7 @@ def assert_same(actual: list[Tensor], wanted: list[Tensor]) -> None:
         assert error(mine.nan_to_num(), theirs.nan_to_num()) < 1e-12
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(8, slow=3)
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
 def test_every_way_of_looking_compiles_in_one_graph(look: Looks) -> None:
@@ -198,7 +198,7 @@ def test_every_way_of_looking_compiles_in_one_graph(look: Looks) -> None:
     assert_same(looked(compiled, inputs), looked(function, inputs))
 
 
-@pytest.mark.thinned(keep=["everything"])
+@pytest.mark.thinned(keep=["everything"], slow=2)
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("name", ["lengths", "documents", "slopes", "relative", "everything"])
 def test_every_rule_and_option_compiles_in_one_graph(name: str) -> None:

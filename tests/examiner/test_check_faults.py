@@ -84,7 +84,7 @@ def every_way() -> list[tuple[Fault, int]]:
     return [(fault, i) for fault in computed() for i in range(len(fault.ways))]
 
 
-@pytest.mark.thinned(40)
+@pytest.mark.thinned(40, slow=3)
 @pytest.mark.parametrize(
     ("fault", "way"), every_way(), ids=lambda x: x.key if isinstance(x, Fault) else str(x)
 )
@@ -122,7 +122,7 @@ def test_noise_of_float32_is_no_fault() -> None:
     assert diagnose(evidence(rounded)).faults == ()
 
 
-@pytest.mark.thinned(20)
+@pytest.mark.thinned(20, slow=2)
 @pytest.mark.parametrize(
     ("first", "second"),
     [pair for pair in pairs() if pair[0].common and pair[1].common],

@@ -134,7 +134,7 @@ def on_truth(on: Mask, case: Self) -> Tensor:
     return (case.p * on.full(L, L, B, H)).sum(-1)
 
 
-@pytest.mark.thinned
+@pytest.mark.thinned(slow=2)
 @pytest.mark.parametrize("on", ON.values(), ids=ON)
 def test_mass_is_the_weight_of_the_keys_a_mask_allows(case: Self, on: Mask) -> None:
     truth = on_truth(on, case)
@@ -155,7 +155,7 @@ def test_mass_of_given_weights_is_the_same(case: Self, on: Mask) -> None:
     assert error(w.mass(on), (truth * counts).sum(-1) / counts.sum(-1)) < 1e-12
 
 
-@pytest.mark.thinned
+@pytest.mark.thinned(slow=2)
 @pytest.mark.parametrize("queries", [slice(2, 19, 3), [11], [7, 0, 7, 22]], ids=str)
 @pytest.mark.parametrize("lse_known", [True, False], ids=["with lse", "without lse"])
 def test_mass_of_chosen_queries_is_that_of_the_whole_map(case: Self, queries: Any, lse_known: bool) -> None:
@@ -266,7 +266,7 @@ def measured(w: hw.AttentionMap, name: str, tokens: Tensor, *options: Any) -> Te
     return getattr(heads, name)(w, *([] if name == "previous_token" else [tokens]), *options)
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(6, slow=4)
 @pytest.mark.parametrize("exclude_current", [False, True], ids=["", "without current"])
 @pytest.mark.parametrize("exclude_bos", [False, True], ids=["", "without bos"])
 @pytest.mark.parametrize("measure", ["mul", "abs"])
@@ -280,7 +280,7 @@ def test_detection_is_transformer_lens_to_the_letter(
     assert_close(actual, case, truth, times=5)
 
 
-@pytest.mark.thinned
+@pytest.mark.thinned(slow=2)
 @pytest.mark.parametrize("exclude_current", [False, True], ids=["", "without current"])
 @pytest.mark.parametrize("exclude_bos", [False, True], ids=["", "without bos"])
 @pytest.mark.parametrize("name", ["previous_token", "duplicate_token", "induction"])

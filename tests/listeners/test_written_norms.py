@@ -188,7 +188,7 @@ def proved(family: Family) -> None:
         ), call.path
 
 
-@pytest.mark.thinned(7, keep=["gpt2", "bert"])
+@pytest.mark.thinned(7, keep=["gpt2", "bert"], slow=2)
 @pytest.mark.parametrize("family", HOOKED, ids=lambda family: family.name)
 def test_the_projection_of_a_family_gives_what_its_heads_write(family: Family) -> None:
     if family.name in REFUSED:

@@ -396,7 +396,7 @@ def test_vmap_over_inputs_masks_and_parameters(need_weights: bool) -> None:
         torch.testing.assert_close(grad[2], alone[name])
 
 
-@pytest.mark.slow
+@pytest.mark.thinned(10**9, slow=2)
 @pytest.mark.parametrize("kind", ["none", "bool", "hint", "padding"])
 @with_and_without_weights
 def test_compiled_whole_it_says_the_same(kind: str, need_weights: bool) -> None:

@@ -799,7 +799,7 @@ def compiled_generation(
 
 @pytest.mark.parametrize("ragged", [False, True], ids=["equal", "ragged"])
 @pytest.mark.parametrize("name", COMPILED)
-@pytest.mark.thinned(keep=["ring-ragged"])
+@pytest.mark.thinned(keep=["ring-ragged"], slow=2)
 def test_compiled_steps_are_one_graph_and_the_same_numbers(name: str, ragged: bool, counter: Any) -> None:
     compiled_generation(COMPILED[name], name == "ring", [3, 9, 6] if ragged else None, counter)
     assert counter.frame_count == (1 if ragged else 2)  # a prefill is another shape

@@ -111,7 +111,7 @@ def check_write(call: Call, target: str, way: str, uses: str) -> None:
 
 
 @every_device
-@few_or_many(20, 110)
+@few_or_many(20, 50)
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_torch_lets_be_written_to_stays_writable(target: str, seeds: range, device: str) -> None:
     """`x = norm(x); x += mha(x, x, x)[0]` trains with torch's class; ours raised."""
@@ -125,7 +125,7 @@ def test_what_torch_lets_be_written_to_stays_writable(target: str, seeds: range,
 
 
 @every_device
-@few_or_many(30, 100)
+@few_or_many(30, 60)
 def test_inputs_and_masks_made_in_inference_mode_can_be_trained_on(seeds: range, device: str) -> None:
     """Features cached under `inference_mode` raised "Inference tensors cannot be saved for backward"."""
 
@@ -204,7 +204,7 @@ def facts_of(call: Call, ours: bool, mode: str, autocasts: bool) -> dict[str, An
 
 
 @every_device
-@few_or_many(300, 700)
+@few_or_many(300, 450)
 def test_an_answer_looks_as_torchs_does(seeds: range, device: str) -> None:
     """Weights required a gradient where only out_proj learned, and `weights.numpy()` raised."""
 
@@ -253,7 +253,7 @@ def offloaded(call: Call, ours: bool) -> tuple[Gradients, int]:
 
 
 @every_device
-@few_or_many(40, 150)
+@few_or_many(40, 80)
 def test_saved_tensors_can_be_offloaded_and_are_no_more_than_torchs(seeds: range, device: str) -> None:
     """Ours may save a copy of the inputs and of q, k and v more than torch does; and, where no weights are
     wanted, up to `torch_call.FEW` of them twice, where torch's fused kernel saves none.
@@ -337,7 +337,7 @@ RUNS: dict[str, Callable[..., Gradients]] = {
 
 
 @every_device
-@few_or_many(20, 45)
+@few_or_many(20, 30)
 @pytest.mark.parametrize("name", RUNS)
 def test_backward_runs_as_torchs_does(name: str, seeds: range, device: str) -> None:
     if (name, device) == ("deterministic", "cuda"):
@@ -416,7 +416,7 @@ def flat(actual: Any) -> list[Any]:
 
 
 @every_device
-@few_or_many(80, 250)
+@few_or_many(80, 140)
 def test_hooks_hear_what_they_hear_of_torchs_class(seeds: range, device: str) -> None:
     """A hook on the weights was called with None, and `weights.grad` was filled, for a loss of the output; a
     hook on the output was called with None for a loss of the weights.

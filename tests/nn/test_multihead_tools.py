@@ -284,7 +284,7 @@ REPLACED = {
 every_replacement = pytest.mark.parametrize("replace", REPLACED.values(), ids=REPLACED)
 
 
-@pytest.mark.thinned
+@pytest.mark.thinned(slow=2)
 @every_replacement
 @every_projection
 @every_crossing

@@ -126,7 +126,7 @@ def test_packed_apart_and_written_out_are_the_same_forward_and_back(kind: Kind) 
 # torch.compile
 
 
-@pytest.mark.thinned(keep=["padding"])
+@pytest.mark.thinned(keep=["padding"], slow=2)
 @pytest.mark.usefixtures("fresh_compiler")
 @every_kind
 def test_compiled_in_one_graph_equals_eager_forward_and_back(kind: Kind) -> None:
@@ -134,7 +134,7 @@ def test_compiled_in_one_graph_equals_eager_forward_and_back(kind: Kind) -> None
     assert_same(kind.results(torch.compile(mha, fullgraph=True, backend="aot_eager")), kind.results(mha))
 
 
-@pytest.mark.slow
+@pytest.mark.thinned(10**9, slow=3)
 @pytest.mark.parametrize("name", ["self", "causal", "cross", "padding", "grouped"])
 def test_one_graph_serves_all_lengths(name: str, counter: Any) -> None:
     """One for the first length it sees, one for all others; forward and back."""
@@ -150,7 +150,7 @@ def test_one_graph_serves_all_lengths(name: str, counter: Any) -> None:
     assert counter.frame_count <= 2, counter.frame_count
 
 
-@pytest.mark.thinned(keep=["grouped"])
+@pytest.mark.thinned(keep=["grouped"], slow=2)
 @pytest.mark.usefixtures("fresh_compiler")
 @every_kind
 def test_weights_come_out_of_a_compiled_module_as_a_map(kind: Kind) -> None:
@@ -756,7 +756,7 @@ def test_steps_of_an_optimiser_equal_those_of_an_unpacked_twin(
     assert_same(list(mha.parameters()), list(twin.parameters()))
 
 
-@pytest.mark.thinned
+@pytest.mark.thinned(slow=3)
 @pytest.mark.parametrize("gradients", [True, False], ids=["gradients", "express"])
 @pytest.mark.parametrize("crosses", [False, True], ids=["self", "cross"])
 @pytest.mark.parametrize(

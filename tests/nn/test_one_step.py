@@ -106,7 +106,7 @@ def assert_alike(actual: dict[str, Tensor], wanted: dict[str, Tensor], dtype: to
 # MultiHeadAttention
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(3, slow=3)
 @every_mask
 @pytest.mark.parametrize("looked", [False, True], ids=["output", "and weights"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
