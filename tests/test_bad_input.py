@@ -121,12 +121,12 @@ MASKS: dict[str, Refusal] = {
     "a padding mask as it is": Refusal(
         {"mask": bools(B, S)},
         MaskError,
-        "mask must broadcast to [B, H, T, S] = [2, 6, 5, 7]: got [1, 1, 2, 7]; a [B, S] padding mask goes in",
+        "mask must broadcast to [B, H, T, S] = [2, 6, 5, 7]: got [1, 1, 2, 7]; pass a [B, S] padding mask",
     ),
     "additive": Refusal(
         {"mask": torch.tensor([0.0, -math.inf] + [0.0] * 5)},
         MaskError,
-        "mask must hold 0 and 1 only: found -inf; True or 1 = may attend",
+        "mask must hold 0 and 1 only: found -inf; 1 = may attend",
     ),
     "mask elsewhere": Refusal(
         {"mask": torch.empty(T, S, dtype=torch.bool, device=META)},
@@ -151,7 +151,7 @@ SCORING: dict[str, Refusal] = {
     "bias of integers": Refusal(
         {"bias": torch.zeros(S).long()},
         ArgumentError,
-        "bias must be a floating tensor: got torch.int64; who may",
+        "bias must be a floating tensor: got torch.int64; pass which keys",
     ),
     "bias of another length": Refusal(
         {"bias": normal(T, 17)},
@@ -182,17 +182,17 @@ SCORING: dict[str, Refusal] = {
     "biases that cannot be added": Refusal(
         {"bias": (normal(T, S), normal(3, S))},
         ShapeError,
-        "bias given several times in one tuple must fit together: [5, 7] and [3, 7]; add them up beforehand",
+        "bias tensors of one tuple must have shapes that can be added: [5, 7] and [3, 7]; add them before",
     ),
     "relatives of two widths": Refusal(
         {"bias": (Relative(normal(H, 5)), Relative(normal(H, 3)))},
         ShapeError,
-        "relative given several times in one tuple must fit together: [6, 5] and [6, 3]",
+        "relative tensors of one tuple must have shapes that can be added: [6, 5] and [6, 3]",
     ),
     "biases on two devices": Refusal(
         {"bias": (normal(T, S), torch.empty(T, S, device=META))},
         ArgumentError,
-        "bias given several times in one tuple must be on one device: cpu and meta; use .to(q.device)",
+        "bias tensors of one tuple must be on one device: cpu and meta; use .to(q.device)",
     ),
     "slopes of other heads": Refusal(
         {"bias": alibi(4)},
@@ -344,8 +344,8 @@ def test_the_whole_matrix_over_the_budget_is_refused_with_its_size(options: dict
     size = 3 * B * H * T * S * 4
     messages = (
         f"plain attention over [B, H, T, S] = {[B, H, T, S]} must fit the memory budget: 5 KiB > 1 KiB; "
-        "drop what needs the whole matrix (dropout, forward-mode or second derivatives), or raise it: "
-        'with headwise.budget.limit("5 KiB")'
+        "drop what needs the whole matrix (dropout, forward-mode or second derivatives), or raise the "
+        'budget: with headwise.budget.limit("5 KiB")'
     )
     with hw.budget.limit("1 KiB"):
         refused_inside = good()

@@ -108,7 +108,7 @@ def test_a_refusal_tells_both_sizes_and_the_way_out() -> None:
         check(3 * MIB, CPU, "dense weights [2, 3, 5, 7]", "take one head with weights[0, 3]")
     assert str(caught.value) == (
         "dense weights [2, 3, 5, 7] must fit the memory budget: 3 MiB > 2 MiB; "
-        'take one head with weights[0, 3], or raise it: with headwise.budget.limit("3 MiB")'
+        'take one head with weights[0, 3], or raise the budget: with headwise.budget.limit("3 MiB")'
     )
 
 

@@ -395,7 +395,7 @@ REFUSALS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "integer attn_mask": (
         torch_masks(attn_mask=some(5, 7, dtype=torch.int64)),
         MaskError,
-        "attn_mask must be bool or floating: got torch.int64; use .bool(), True = may not attend",
+        "attn_mask must be bool or floating: got torch.int64; use .bool(); in torch's masks True = may not",
     ),
     "integer key_padding_mask": (
         torch_masks(key_padding_mask=some(2, 7, dtype=torch.uint8)),
@@ -415,7 +415,7 @@ REFUSALS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "three dimensions": (
         lambda: from_huggingface(some(2, 5, 7)),
         ShapeError,
-        "attention_mask must be [B, S] or [B, 1 or H, T, S]: got 3 dimensions [2, 5, 7]; [B, T, S] goes",
+        "attention_mask must be [B, S] or [B, 1 or H, T, S]: got 3 dimensions [2, 5, 7]; pass [B, T, S] as",
     ),
     "other rows": (
         lambda: from_huggingface(some(2, 1, 7, 7), query_len=5),
@@ -430,17 +430,17 @@ REFUSALS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "packed documents": (
         lambda: from_huggingface(torch.tensor([[1, 1, 2, 2]])),
         MaskError,
-        "attention_mask [B, S] must hold 0 and 1 only: found 2; several documents",
+        "attention_mask [B, S] must hold 0 and 1 only: found 2; for several documents",
     ),
     "additive in two dimensions": (
         lambda: from_huggingface(torch.tensor([[0.0, -10000.0]])),
         MaskError,
-        "attention_mask [B, S] must hold 0 and 1 only: found -10000; several documents",
+        "attention_mask [B, S] must hold 0 and 1 only: found -10000; for several documents",
     ),
     "zeros and ones as float": (
         lambda: from_huggingface(torch.eye(5)[None, None]),
         MaskError,
-        "attention_mask of 0 and 1 must not be 4-D torch.float32: 5 ones in [1, 1, 5, 5], and a float mask",
+        "4-D attention_mask of 0 and 1 must not be torch.float32: got 5 ones in [1, 1, 5, 5], which would",
     ),
     "integer dtype": (
         lambda: to_huggingface(Mask(), dtype=torch.int64, **named((2, 3, 5, 7))),

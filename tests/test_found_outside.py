@@ -195,5 +195,5 @@ def test_numpys_bools_pick_and_torchs_unsigned_lengths_count() -> None:
     _, visible = hw.attention(*qkv(1, 3, 7, 8))
     assert torch.equal(visible[:, np.array([True, False, True])], visible.dense()[:, [0, 2]])
     assert Mask.padding(torch.tensor([3], dtype=torch.uint16)).full(1, 5).sum() == 3
-    with pytest.raises(ArgumentError, match=r"device must be a device: got torch\.float64"):
+    with pytest.raises(ArgumentError, match=r"device must be a device or its name: got torch\.float64"):
         visible.to(torch.float64)  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ Habits = dict[str, tuple[Habit, str] | tuple[Habit, type[Exception], str]]
 
 BOOLS, IDS = torch.ones(T, T, dtype=torch.bool).tril(), torch.arange(B * T).view(B, T)
 TOKENS = {"input_ids": IDS, "attention_mask": torch.ones(B, T)}
-EMBEDDED = "through an embedding first, torch.nn.Embedding"
+EMBEDDED = "token ids need an embedding first, torch.nn.Embedding"
 
 ATTENTION: Habits = {
     "is_causal": (lambda: attend(is_causal=True), "is_causal .. got True .. causal here .. last query"),
@@ -49,7 +49,7 @@ ATTENTION: Habits = {
         "bool [2, 5] .. True = padding .. Mask.padding(~",
     ),
     "of why, too": (lambda: hw.why(*(x(B, H, T, D),) * 3, is_causal=1), "given to why .. got 1 .. causal"),
-    "nothing": (lambda: hw.attention(), TypeError, "q must be given .. got nothing .. q="),
+    "nothing": (lambda: hw.attention(), TypeError, "q must be given .. got no value .. q="),
     "no v": (lambda: hw.attention(x(B, H, T, D), x(B, H, T, D)), TypeError, "v must be given .. v="),
     "three dimensions": (
         lambda: attend(x(), x(), x()),
@@ -70,18 +70,22 @@ ATTENTION: Habits = {
     ),
     "jagged": (
         lambda: attend(*(jagged().unflatten(-1, (H, D)).transpose(1, 2),) * 3),
-        "one dense tensor .. got 2 nested .. to_padded_tensor(0.0) .. Mask.padding(",
+        "a dense tensor .. got a nested tensor of 2 .. to_padded_tensor(0.0) .. Mask.padding(",
     ),
     "nested": (
         lambda: attend(*(nest(x(H, 3, D), x(H, T, D)),) * 3),
-        "one dense tensor .. got 2 nested .. to_padded_tensor(0.0)",
+        "a dense tensor .. got a nested tensor of 2 .. to_padded_tensor(0.0)",
     ),
     "window=-1": (
         lambda: attend(window=-1),
         MaskError,
         "window must not be negative .. got -1 .. leave window out",
     ),
-    "window=(-1, 0)": (lambda: attend(window=(-1, 0)), MaskError, "got (-1, 0) .. (-1, 0) is causal=True"),
+    "window=(-1, 0)": (
+        lambda: attend(window=(-1, 0)),
+        MaskError,
+        "got (-1, 0) .. for (-1, 0) use causal=True",
+    ),
     "a mask by name": (
         lambda: attend(mask="causal"),
         MaskError,
@@ -171,7 +175,7 @@ CALLING: Habits = {
     "on meta": (lambda: call(x().to("meta")), "meta and cpu .. query.to('cpu')"),
     "a jagged batch": (
         lambda: call(jagged()),
-        "got 2 nested .. query.to_padded_tensor(0.0) .. Mask.padding([len(y) for y in query.unbind()])",
+        "nested tensor of 2 .. query.to_padded_tensor(0.0) .. Mask.padding([len(y) for y in query.unbind()])",
     ),
 }
 
@@ -234,7 +238,7 @@ LOOKING: Habits = {
     "no such folder": (lambda: hw.models.load("./no/model"), "'./no/model' .. check the name"),
     "no such file": (lambda: hw.check_file("nowhere.py"), "nowhere.py .. check the path"),
     "no such heads": (lambda: hw.load_heads("nowhere.safetensors"), "'nowhere.saf .. heads.save"),
-    "no folder to save in": (lambda: watched().save("no/heads.safetensors"), "no/heads .. another place"),
+    "no folder to save in": (lambda: watched().save("no/heads.safetensors"), "no/heads .. another folder"),
 }
 
 HABITS = ATTENTION | MAKING | CALLING | LOOKING

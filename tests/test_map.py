@@ -264,10 +264,10 @@ def test_numbers_of_numpy_and_ranges_are_indices_too(index: Any) -> None:
         ((slice(None), torch.tensor([-7])), "heads must lie inside the map: got -7 for size 6"),
         (
             (0, 1, 2, 3, 4),
-            "index must not be longer than the map's dimensions: 5 > 4; they are batch, head, query, key",
+            "index must have at most one entry per dimension: got 5 for 4; the dimensions are batch, head",
         ),
-        ([True], "batch must have one bool each: got 1 for 2"),
-        ((..., 0, ...), "index must hold one ellipsis at most: got 2"),
+        ([True], "batch must have one bool per index: got 1 for 2"),
+        ((..., 0, ...), "index must have at most one ellipsis: got 2"),
     ],
     ids=str,
 )
@@ -390,7 +390,7 @@ def test_statistics_of_a_selection_are_those_of_the_whole_there(data: st.DataObj
         ({"heads": [0, -7]}, "heads must lie inside the map: got -7 for size 6; use 0 to 5"),
         ({"queries": torch.tensor([5])}, "queries must lie inside the map: got 5 for size 5"),
         ({"keys": 7}, "keys must lie inside the map: got 7 for size 7"),
-        ({"heads": [True, False]}, "heads must have one bool each: got 2 for 6"),
+        ({"heads": [True, False]}, "heads must have one bool per index: got 2 for 6"),
         ({"queries": [0.5]}, "queries must be whole numbers in one dimension: got 0.5"),
         ({"keys": [[1, 2]]}, r"keys must be whole numbers in one dimension: got \[1, 2\]"),
         ({"batch": True}, "batch must"),
@@ -422,7 +422,7 @@ def test_selecting_nothing_gives_an_empty_map(chosen: dict[str, Any]) -> None:
     ids=["pooled", "top", "statistics"],
 )
 def test_what_needs_whole_rows_refuses_a_map_of_chosen_keys(ask: Callable[[Any], Any], name: str) -> None:
-    messages = f"{name} must see whole rows: this map holds 2 chosen of 7 keys; call it before select"
+    messages = f"{name} must be called on a map of all keys: this map has 2 of 7 keys; call it before select"
     with pytest.raises(ArgumentError, match=re.escape(messages)):
         ask(a_map().select(keys=[1, 4]))
 
@@ -643,11 +643,15 @@ def test_given_weights_have_no_scores_to_find_the_largest_of() -> None:
         (
             torch.ones(H, T, S),
             ShapeError,
-            r"weights must have 4 dimensions .*: got 3, \[6, 5, 7\]; a mean over",
+            r"weights must have 4 dimensions .*: got 3, \[6, 5, 7\]; pass a mean over",
         ),
         (torch.ones(T, S), ShapeError, r"got 2, \[5, 7\]"),
         (torch.ones(SHAPE).int(), ArgumentError, "weights must be floating point: got torch.int32"),
-        (torch.ones(SHAPE) - 1.25, ArgumentError, "weights must not be negative: found -0.25; scores go in"),
+        (
+            torch.ones(SHAPE) - 1.25,
+            ArgumentError,
+            "weights must not be negative: found -0.25; for scores use",
+        ),
     ],
     ids=["one sequence", "one head", "integers", "negative"],
 )
@@ -1038,7 +1042,9 @@ def test_visible_counts_keys_of_chosen_queries_where_they_stand() -> None:
         chosen = weights.select(queries=queries)
         assert torch.equal(chosen.visible(mask), weights.visible(mask)[..., queries])
         assert torch.equal(chosen.visible(mask.full(6, 6)[..., queries, :]), chosen.visible(mask))
-    with pytest.raises(ArgumentError, match="visible must see whole rows: this map holds 2 chosen of 6 keys"):
+    with pytest.raises(
+        ArgumentError, match="visible must be called on a map of all keys: this map has 2 of 6 keys"
+    ):
         weights.select(keys=[0, 1]).visible()
 
 

@@ -401,9 +401,9 @@ def whole_numbers(*shape: int) -> Tensor:
 
 
 REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
-    "window of nothing": (Mask.window, "window takes one of size and left_right: got size=None"),
-    "window of zero": (lambda: Mask.window(0), "window must be at least 1: got 0; 1 sees"),
-    "half a key": (lambda: Mask.window(2.5), "window must be a whole number: got 2.5; count"),  # type: ignore[arg-type]
+    "window of nothing": (Mask.window, "window must get either size or left_right: got size=None"),
+    "window of zero": (lambda: Mask.window(0), "window must be at least 1: got 0; 1 is the query's"),
+    "half a key": (lambda: Mask.window(2.5), "window must be a whole number: got 2.5; give a number of keys"),  # type: ignore[arg-type]
     "reach below zero": (
         lambda: Mask.window(left_right=(-1, 3)),
         "left_right must not be negative: got (-1, 3); use (0, 0)",
@@ -414,7 +414,7 @@ REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "float lengths": (
         lambda: Mask.padding(torch.tensor([1.0, 2.0])),
-        "lengths must be integers [B] or bool [B, length]: got float32[2]; a 0/1 mask",
+        "lengths must be integers [B] or bool [B, length]: got float32[2]; convert a mask of 0 and 1",
     ),
     "length below zero": (
         lambda: Mask.padding([3, -2]),
@@ -430,11 +430,11 @@ REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "beyond the keys": (
         bound_to(Mask.padding([3, 11]), 2, 3, 5, 7),
-        "lengths must not go beyond the sequence: 11 > 7; cut or pad",
+        "lengths must be at most the sequence length: 11 > 7; cut or pad",
     ),
     "beyond the queries": (
         bound_to(Mask.padding([3, 7], [5, 6]), 2, 3, 5, 7),
-        "query_lengths must not go beyond the sequence: 6 > 5; cut or pad",
+        "query_lengths must be at most the sequence length: 6 > 5; cut or pad",
     ),
     "float ids": (
         lambda: Mask.documents(torch.zeros(7)),
@@ -466,15 +466,15 @@ REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "an additive mask": (
         lambda: Mask.dense(torch.tensor([[0.0, -10000.0]])),
-        "mask must hold 0 and 1 only: found -10000; True or 1 = may attend",
+        "mask must hold 0 and 1 only: found -10000; 1 = may attend",
     ),
     "zeros as float": (
         lambda: Mask.dense(torch.zeros(5, 7)),
-        "mask must not be all zeros as float: [5, 7]; read as 0/1 it would hide every key",
+        "float mask must not be all zeros: got [5, 7], which would hide every key",
     ),
     "padding as dense": (
         bound_to(Mask.dense(bools(2, 7)), 2, 3, 5, 7),
-        "mask must broadcast to [B, H, T, S] = [2, 3, 5, 7]: got [1, 1, 2, 7]; a [B, S] padding mask",
+        "mask must broadcast to [B, H, T, S] = [2, 3, 5, 7]: got [1, 1, 2, 7]; pass a [B, S] padding mask",
     ),
     "batches joined": (
         lambda: Mask.padding([3, 5]) & Mask.padding([3, 5, 7]),

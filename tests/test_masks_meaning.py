@@ -142,7 +142,7 @@ def padded(draw: st.DrawFn) -> tuple[Tensor, bool]:
 def test_padding_for_as_many_sequences_as_queries_is_always_refused(case: tuple[Tensor, bool]) -> None:
     mask, _ = case
     B, S = mask.shape
-    both = "Mask.padding(mask)", "Mask.dense(mask)", "~mask if its True = padding"
+    both = "Mask.padding(mask)", "Mask.dense(mask)", "~mask if True = padding"
     with refused("must be [T, S]", f"bool[{B}, {S}]", f"({int(mask[0].sum())}, ", *both):
         mask_of_call(mask, B, B)
     with refused("must be [T, S]", f"int64[{B}, {S}]", "Mask.padding(mask.bool())", "Mask.dense(mask)"):
@@ -403,7 +403,7 @@ def test_a_mask_is_neither_true_nor_false() -> None:
         lambda: bool(Mask.causal()),
     )
     for question in questions:
-        with refused("true or false", "Mask(right=0)", "join masks with &", "mask is None"):
+        with refused("used as a bool", "Mask(right=0)", "join masks with &", "mask is None"):
             question()
 
 

@@ -80,7 +80,7 @@ def test_the_hints_for_names_of_other_libraries_are_still_there() -> None:
     q = torch.randn(1, 2, 3, 4)
     with pytest.raises(ArgumentError, match="attn_mask must not be given to attention"):
         hw.attention(q, q, q, attn_mask=None)
-    with pytest.raises(TypeError, match="q must be given: got nothing"):
+    with pytest.raises(TypeError, match="q must be given: got no value"):
         hw.attention()
 
 

@@ -201,9 +201,10 @@ def test_a_name_that_torch_has_no_more_is_told_at_import() -> None:
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     oldest, newest = TESTED["torch"]
-    line = f"torch must have {name}, for {TORCH[name]}: {version('torch')} has none; headwise is tested with"
-    advice = f'install one of these, such as pip install "torch=={newest}.*", or a newer headwise'
-    assert last == f"headwise.errors.VersionUnsupported: {line} torch {oldest} to {newest}: {advice}"
+    line = f"torch must have {name}, used for {TORCH[name]}: version {version('torch')} does not"
+    advice = f"install a version tested with headwise, {oldest} to {newest}, such as"
+    command = f'pip install "torch=={newest}.*", or update headwise'
+    assert last == f"headwise.errors.VersionUnsupported: {line}; {advice} {command}"
 
 
 def test_a_name_that_transformers_has_no_more_is_told_when_one_of_its_models_is_watched(
@@ -216,7 +217,7 @@ def test_a_name_that_transformers_has_no_more_is_told_when_one_of_its_models_is_
     try:
         with (
             pytest.raises(
-                VersionUnsupported, match=r"must have transformers\.masking_utils\.eager_mask, for"
+                VersionUnsupported, match=r"must have transformers\.masking_utils\.eager_mask, used for"
             ),
             headwise.watch(gpt2()),
         ):

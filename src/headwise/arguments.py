@@ -26,7 +26,7 @@ from .scoring import Bias, Scoring
 SHAPES = {"q": "[B, H, T, D]", "k": "[B, Hk, S, D]", "v": "[B, Hk, S, Dv]"}
 REQUIRED: Any = ...  # a default, so that a call by other names reaches our error; never a value
 HINTS = "wrong"  # the name of the ** parameter that collects keywords of other libraries for an error message
-EMBEDDING = "ids of tokens go through an embedding first, torch.nn.Embedding(num_ids, d_model)"
+EMBEDDING = "token ids need an embedding first, torch.nn.Embedding(num_ids, d_model)"
 
 
 # The keywords of other libraries
@@ -43,7 +43,7 @@ OF_EVERY_CALL = {
         "its 1 = may attend, as in mask=; pass [B, S] as mask=headwise.Mask.padding(attention_mask.bool()), "
         "[B, T, S] as mask=attention_mask[:, None], an additive one as bias="
     ),
-    "average_attn_weights": "weights come head by head here; their mean is weights.mean_heads()",
+    "average_attn_weights": "the weights here are those of each head; their mean is weights.mean_heads()",
 }
 
 OF_ATTENTION = {
@@ -59,15 +59,15 @@ OF_ATTENTION = {
         dropout="dropout_p dropout_rate",
     ),
     "attn_mask": (
-        "scaled_dot_product_attention's True = may attend, as mask's: pass mask=attn_mask; "
-        "torch.nn.MultiheadAttention's = may NOT: pass mask=~attn_mask; a float one goes in as bias="
+        "in scaled_dot_product_attention True = may attend, as in mask=: pass mask=attn_mask; in "
+        "torch.nn.MultiheadAttention True = may NOT: pass mask=~attn_mask; pass a float mask as bias="
     ),
     "is_causal": (
-        "its name is causal here; with more keys than queries the last query sees the last key, where "
-        "torch's first sees the first"
+        "its name is causal here; with more keys than queries it aligns the last query with the last key, "
+        "and torch's is_causal the first query with the first key"
     ),
-    "enable_gqa": "leave it out: k and v may have fewer heads than q as they are",
-    "need_weights": "leave it out: weights cost nothing until looked at, as output, _ = attention(q, k, v)",
+    "enable_gqa": "leave it out: k and v may always have fewer heads than q",
+    "need_weights": "leave it out: weights are computed only on demand; use output, _ = attention(q, k, v)",
 }
 
 
@@ -75,8 +75,8 @@ def refuse(callee: str, wrong: Mapping[str, object], advice: Mapping[str, str], 
     """Raise for keywords that `callee` does not have: with our keyword, or the nearest one of `of`.
 
     Raises:
-        ArgumentError: one of another library's.
-        TypeError: one of nobody's.
+        ArgumentError: a keyword of another library.
+        TypeError: an unknown keyword.
     """
     for name, value in wrong.items():
         if name in advice:
@@ -149,8 +149,8 @@ def _check_binding(
     if len(args) > len(places):
         others = ", ".join(f"{p.name}=" for p in parameters if p.kind is Parameter.KEYWORD_ONLY)
         raise TypeError(
-            f"{callee} must be given no more than {' and '.join(places[1:])} without a name: got "
-            f"{text_of(args[len(places)])} after that; name what it is, one of {others}"
+            f"positional arguments of {callee} must be no more than {' and '.join(places[1:])}: got "
+            f"{text_of(args[len(places)])} after them; pass it by keyword, one of {others}"
         )
 
 
@@ -167,22 +167,20 @@ def text_of(value: object) -> str:
 def not_a_tensor(name: str, x: object) -> ArgumentError | TypeError:
     """Return the error about another type in place of a tensor, with how to convert it."""
     if x is REQUIRED:
-        return TypeError(f"{name} must be given: got nothing; it comes first, or as {name}=")
+        return TypeError(f"{name} must be given: got no value; pass it by position or as {name}=")
     if isinstance(x, Proxy):
         advice = (
-            "torch.fx.symbolic_trace keeps a headwise module whole inside the model that it traces; a "
-            "function needs torch.fx.wrap; or use torch.export"
+            "torch.fx.symbolic_trace can trace a model with a headwise module in it, not the module alone; "
+            "for a function use torch.fx.wrap; or use torch.export"
         )
     elif isinstance(x, Mask):
-        advice = "a mask goes in mask="
+        advice = "pass a mask as mask="
     elif hasattr(x, "last_hidden_state"):
-        advice = "what a model gives has the tensor inside: pass its last_hidden_state"
+        advice = "pass the tensor in this output of a model, its last_hidden_state"
     elif isinstance(x, Mapping):
         advice = EMBEDDING
     elif isinstance(x, tuple) and x and isinstance(x[0], Tensor):
-        advice = (
-            "an attention layer gives output and weights: pass on the output alone, as output, _ = mha(x)"
-        )
+        advice = "an attention layer returns output and weights: pass only the output, output, _ = mha(x)"
     elif type(x).__module__ == "numpy":
         advice = f"use torch.from_numpy({name})"
     else:
@@ -193,7 +191,7 @@ def not_a_tensor(name: str, x: object) -> ArgumentError | TypeError:
 def nested(name: str, x: Tensor, shape: str, tensor: str) -> ArgumentError:
     """Return the error about a nested tensor, and how the nested tensor of that name is padded."""
     return ArgumentError(
-        f"{name} must be one dense tensor {shape}, as its map is: got {x.size(0)} nested ones; pad it, "
+        f"{name} must be a dense tensor {shape}: got a nested tensor of {x.size(0)} sequences; pad it, "
         f"{tensor}.to_padded_tensor(0.0) with mask=headwise.Mask.padding([len(y) for y in {tensor}.unbind()])"
     )
 
@@ -261,8 +259,8 @@ def window_rule(window: int | tuple[int, int]) -> Mask:
     pair = isinstance(window, (tuple, list))
     if -1 in window if pair else window == -1:  # type: ignore[operator]
         raise MaskError(
-            f"window must not be negative: got {window}; for no end, which others call -1, leave window out "
-            "or give the length on that side; (-1, 0) is causal=True"
+            f"window must not be negative: got {window}; if -1 means no limit, leave window out, or give the "
+            "sequence length on that side; for (-1, 0) use causal=True"
         )
     return Mask.window(left_right=window) if pair else Mask.window(window)  # type: ignore[arg-type]
 
@@ -277,10 +275,10 @@ def _check_sight(T: int, S: int, causal: bool, window: int | tuple[int, int] | N
     name, rule, other = f"window={window}", f"Mask.window({'left_right=' if pair else ''}{window})", ""
     if causal:
         name, rule = "causal=True", "Mask.causal()"
-        other = f", or mask=torch.ones({T}, {S}).tril() to begin at the first key, as torch's is_causal does"
+        other = f", or mask=torch.ones({T}, {S}).tril() to align the first query and key, as torch does"
     raise MaskError(
-        f"{name} must show every query a key: {which} none of {S} keys, for the last of {T} queries stands "
-        f"beside the last key; use mask={rule} in its place if their output shall be 0{other}"
+        f"{name} must leave every query a key: {which} none of {S} keys, since the last of {T} queries is "
+        f"aligned with the last key; use mask={rule} instead for output 0 in these queries{other}"
     )
 
 
@@ -298,7 +296,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             )
         if not x.is_floating_point():
             raise ArgumentError(
-                f"{name} must be floating point: got {x.dtype}; use {name}.float(), and {EMBEDDING}"
+                f"{name} must be floating point: got {x.dtype}; use {name}.float(); {EMBEDDING}"
             )
         if 0 in x.shape and 0 in x.shape[1:]:  # an empty batch has an empty result
             raise ShapeError(
@@ -323,7 +321,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         fitting = [n for n in range(1, H + 1) if H % n == 0]
         advice = f"use one of {', '.join(map(str, fitting))} key heads"
         if q.shape[2] % k.shape[2] == 0:
-            advice += ", and transpose(1, 2) of all three where they are [B, length, heads, D]"
+            advice += ", or transpose(1, 2) of q, k and v if they are [B, length, heads, D]"
         raise ShapeError(
             f"num_heads must be a multiple of num_kv_heads: {H} = {H // Hk} * {Hk} + {H % Hk}; {advice}"
         )
@@ -333,9 +331,9 @@ def _four_dimensions(name: str, x: Tensor) -> str:
     """Return advice for an input that does not have four dimensions."""
     if x.ndim < 4 and not x.is_floating_point():
         return EMBEDDING
-    advice = "add batch and head dimensions of size 1 where there are none"
+    advice = "add batch and head dimensions of size 1 where they are missing"
     if x.ndim == 3:
-        advice += f", and split [B, T, d_model] by {name}.unflatten(-1, (num_heads, -1)).transpose(1, 2)"
+        advice += f"; split [B, T, d_model] with {name}.unflatten(-1, (num_heads, -1)).transpose(1, 2)"
     return advice
 
 
@@ -359,7 +357,7 @@ def check_causal(causal: object) -> None:
     """Raise `ArgumentError` for a value that is not a bool, most often a mask."""
     single = getattr(causal, "ndim", 0) == 0 and not isinstance(causal, (Mask, str, list, tuple))
     if not single:
-        raise ArgumentError(f"causal must be True or False: got {text_of(causal)}; a mask goes in mask=")
+        raise ArgumentError(f"causal must be True or False: got {text_of(causal)}; pass a mask as mask=")
 
 
 def check_dropout(dropout: float) -> None:

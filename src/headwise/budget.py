@@ -28,8 +28,8 @@ from .mask_meaning import clear_copies
 __all__ = ["bytes_allowed", "check", "clear_copies", "free_bytes", "limit", "parse", "readable"]
 
 SHARE_OF_FREE = 0.5
-ALWAYS_FINE = 64 * 2**20  # a result this small does less harm than asking the system costs
-LITTLE = 256  # likewise a 256th of a GPU's memory; torch raises if that is not free
+ALWAYS_FINE = 64 * 2**20  # a result this small is not checked: reading the free memory takes too long
+LITTLE = 256  # nor is a 256th of a GPU's memory; torch raises if that is not free
 
 NO_LIMIT = 2**63 - 1
 
@@ -88,7 +88,7 @@ def surely_fits(size: int) -> bool:
 
 
 def _is_little(size: int, device: torch.device) -> bool:
-    """Return True for so small a part of a GPU's memory that asking, a millisecond, is not worth it."""
+    """Return True for a part of a GPU's memory so small that the check, a millisecond, is not worth it."""
     return device.type == "cuda" and _limit.get() is None and size <= gpu_bytes(device) // LITTLE
 
 
@@ -116,5 +116,5 @@ def check(size: int, device: torch.device, result: str, instead: str, allowed: i
     if size > allowed:
         raise BudgetExceeded(
             f"{result} must fit the memory budget: {readable(size)} > {readable(allowed)}; {instead}, "
-            f'or raise it: with headwise.budget.limit("{readable(size)}")'
+            f'or raise the budget: with headwise.budget.limit("{readable(size)}")'
         )

@@ -5,7 +5,7 @@
     torch.nn       may not       added to the scores        weights NaN
     Hugging Face   may attend    added: 0 or finfo.min      weights 1 / S, its padding among them
 
-What is added and is not a plain "hidden" comes out as a bias, for `attention(..., bias=)`.
+What a float mask adds besides hiding keys is returned as a bias, for `attention(..., bias=)`.
 
 Letters: B batch, H num_heads, T query_len, S key_len.
 """
@@ -52,7 +52,7 @@ def from_torch(
     Args:
         attn_mask: [T, S], or [B*H, T, S] with the heads of one sequence side by side.
         key_padding_mask: [B, S].
-        is_causal: torch's hint that attn_mask is causal: beside one it says nothing new. Alone it means
+        is_causal: torch's hint that attn_mask is causal; with attn_mask it is ignored. Alone it means
             j <= i, aligned to the first key, unlike `Mask.causal()` where T != S.
 
     Returns:
@@ -99,8 +99,8 @@ def to_torch(mask: Mask, *, batch: int, num_heads: int, query_len: int, key_len:
     """Return the arguments that make `torch.nn.MultiheadAttention` attend as `mask` says.
 
     What is only about keys becomes a key_padding_mask [B, S]; everything else an attn_mask, [T, S] if all
-    sequences and heads share it and [B*H, T, S] if not. Both are bool, True = may not attend. Which queries
-    count in means has no place there and is lost.
+    sequences and heads share it and [B*H, T, S] if not. Both are bool, True = may not attend. They cannot
+    express which queries count in means.
 
     A query that sees nothing is NaN in torch, where weights are asked for. Modules with add_bias_kv or
     add_zero_attn want is_causal=False: the hint would hide the keys they append.
@@ -192,7 +192,7 @@ def from_huggingface(
     if attention_mask.ndim != 4:
         raise ShapeError(
             f"attention_mask must be [B, S] or [B, 1 or H, T, S]: got {attention_mask.ndim} dimensions "
-            f"{list(attention_mask.shape)}; [B, T, S] goes in as attention_mask[:, None]"
+            f"{list(attention_mask.shape)}; pass [B, T, S] as attention_mask[:, None]"
         )
     if query_len is not None and not fits(attention_mask.shape[2], query_len):
         raise ShapeError(
@@ -221,7 +221,7 @@ def to_huggingface(
 
     Returns:
         [B, H, T, S], or [B, 1, T, S] if the heads do not differ. A query that sees nothing spreads its
-        weight evenly there; which queries count in means has no place there and is lost.
+        weight evenly there; the mask cannot express which queries count in means.
 
     Raises:
         MaskError: a rule whose sizes do not fit.
@@ -250,7 +250,7 @@ def _check_torch_kind(value: Tensor, name: str) -> None:
     if value.dtype != torch.bool and not value.is_floating_point():
         raise MaskError(
             f"{name} must be bool or floating: got {value.dtype}; "
-            "use .bool(), True = may not attend in torch's masks"
+            "use .bool(); in torch's masks True = may not attend"
         )
 
 
@@ -263,7 +263,7 @@ def _spread(attn_mask: Tensor, batch: int, num_heads: int, query_len: int, key_l
     if list(attn_mask.shape) != per_head:
         raise ShapeError(
             f"attn_mask must be [T, S] = {shared} or [B*H, T, S] = {per_head}: got {list(attn_mask.shape)}; "
-            "repeat one mask a sequence with attn_mask.repeat_interleave(num_heads, dim=0)"
+            "repeat one mask per sequence with attn_mask.repeat_interleave(num_heads, dim=0)"
         )
     return attn_mask.view(batch, num_heads, query_len, key_len)
 
@@ -281,7 +281,7 @@ def _from_tokenizer(attention_mask: Tensor, query_len: int | None) -> Mask:
         if strange.numel():
             raise MaskError(
                 f"attention_mask [B, S] must hold 0 and 1 only: found {strange[0].item():g}; "
-                "several documents in one sequence go in Mask.documents(ids), numbers to add in bias="
+                "for several documents in one sequence use Mask.documents(ids), for numbers to add bias="
             )
     if query_len is not None and query_len > key_len:
         raise ShapeError(
@@ -297,8 +297,8 @@ def _from_additive(attention_mask: Tensor) -> tuple[Mask, Tensor | None]:
         ones = attention_mask == 1
         if ones.any() and bool((ones | (attention_mask == 0)).all()):
             raise MaskError(
-                f"attention_mask of 0 and 1 must not be 4-D {attention_mask.dtype}: {int(ones.sum())} ones "
-                f"in {list(attention_mask.shape)}, and a float mask is added to the scores; use .bool() if "
+                f"4-D attention_mask of 0 and 1 must not be {attention_mask.dtype}: got {int(ones.sum())} "
+                f"ones in {list(attention_mask.shape)}, which would be added to the scores; use .bool() if "
                 "1 = may attend"
             )
     hidden = attention_mask <= torch.finfo(attention_mask.dtype).min / 2

@@ -1,4 +1,4 @@
-"""`attention` and `why`: one call of attention, and who would run it.
+"""`attention` and `why`: one call of attention, and the backend that would run it.
 
 Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim.
 """
@@ -133,7 +133,7 @@ def _plan_key(
 ) -> first_pass.PlanKey | None:
     """Return the plan key of a call, made from its arguments before any check.
 
-    Calls with equal keys are equal in everything that `scores_from` looks at. None: there is no such key;
+    Calls with equal keys are equal in everything that `scores_from` checks. None if there is no such key:
     `first_pass.compute` may still make one from the checked scores.
     """
     mask, causal, window, scale, softcap, bias, sinks = options
@@ -179,7 +179,7 @@ def _plan_key(
 
 
 def _added(bias: Bias | None) -> tuple[Tensor | None, Tensor | None]:
-    """Return (bias, slopes) where one of them is all that is added; else None twice."""
+    """Return (bias, slopes) if only one of them is added to the scores; else (None, None)."""
     if bias is None:
         return None, None
     if type(bias) is Alibi:

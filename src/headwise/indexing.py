@@ -46,7 +46,7 @@ def as_index(chosen: Any, size: int, name: str) -> Index:
     spots = chosen.tolist() if hasattr(chosen, "tolist") else list(chosen)  # a tensor's, or numpy's
     if spots and all(isinstance(spot, bool) for spot in spots):
         if len(spots) != size:
-            raise IndexError(f"{name} must have one bool each: got {len(spots)} for {size}; use numbers")
+            raise IndexError(f"{name} must have one bool per index: got {len(spots)} for {size}; use numbers")
         spots = [i for i, flag in enumerate(spots) if flag]
     numbers = [_as_number(spot) for spot in spots]
     if None in numbers:
@@ -94,7 +94,7 @@ def compose(outer: slice | Tensor | None, inner: slice | Tensor, size: int) -> I
 
 
 def resolve(index: Any, shape: torch.Size) -> Plan | None:
-    """Return a plan for numbers, slices, new axes, one `...` and at most one list; None: too much for that.
+    """Return a plan for numbers, slices, new axes, one `...` and at most one list; None for other indices.
 
     Raises:
         IndexError: more indices than dimensions, or two ellipses.
@@ -109,12 +109,12 @@ def resolve(index: Any, shape: torch.Size) -> Plan | None:
         return None
     gaps = [i for i, part in enumerate(parts) if part is ...]
     if len(gaps) > 1:
-        raise IndexError(f"index must hold one ellipsis at most: got {len(gaps)}; spell the others as :")
+        raise IndexError(f"index must have at most one ellipsis: got {len(gaps)}; write the others as :")
     used = sum(part is not None for part in parts) - len(gaps)
     if used > len(shape):
         raise IndexError(
-            f"index must not be longer than the map's dimensions: {used} > {len(shape)}; "
-            "they are batch, head, query, key"
+            f"index must have at most one entry per dimension: got {used} for {len(shape)}; "
+            "the dimensions are batch, head, query, key"
         )
     place = gaps[0] if gaps else len(parts)
     parts[place : place + len(gaps)] = [slice(None)] * (len(shape) - used)
@@ -123,7 +123,7 @@ def resolve(index: Any, shape: torch.Size) -> Plan | None:
 
 
 def _is_flat(part: object) -> bool:
-    """Return a list or tensor of one dimension."""
+    """Return True for a list or tensor of one dimension."""
     if isinstance(part, (list, tuple, range)):
         return all(_as_number(item) is not None or isinstance(item, bool) for item in part)
     return getattr(part, "ndim", 0) == 1 and getattr(part, "dtype", None) is not torch.uint8
@@ -157,7 +157,7 @@ def positions_of(index: Index, length: int, device: torch.device) -> Tensor:
 def fits(size: int, wanted: int) -> bool:
     """Return True if a dimension broadcasts to another.
 
-    Not `size in (1, wanted)`: traced, that says no to a size it knows and one it does not.
+    Not `size in (1, wanted)`: while tracing, that is False for a known and an unknown size.
     """
     return size == 1 or size == wanted
 

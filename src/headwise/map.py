@@ -110,14 +110,14 @@ class AttentionMap(StandIn):
         if tensor.ndim != 4:
             raise ShapeError(
                 f"weights must have 4 dimensions [B, H, T, S]: got {tensor.ndim}, {list(tensor.shape)}; "
-                "a mean over heads is weights[:, None], one sequence weights[None]"
+                "pass a mean over heads as weights[:, None], one sequence as weights[None]"
             )
         if not tensor.is_floating_point():
             raise ArgumentError(f"weights must be floating point: got {tensor.dtype}; use .float()")
         if tensor.device.type == "cpu" and tensor.numel() and bool((tensor < 0).any()):
             raise ArgumentError(
                 f"weights must not be negative: found {tensor.min().item():g}; "
-                "scores go in as AttentionMap(q, k)"
+                "for scores use AttentionMap(q, k)"
             )
         rules = as_mask(mask).bind(*tensor.shape)
         empty = tensor.detach().sum(-1) == 0
@@ -339,7 +339,10 @@ class AttentionMap(StandIn):
         """
         self.check_whole_rows("by_document")
         if not isinstance(self._scores, Scores):
-            raise ArgumentError("by_document must have scores: got weights; build the map from q and k")
+            raise ArgumentError(
+                "by_document must be called on a map of q and k: this map was made from weights; use "
+                "AttentionMap(q, k)"
+            )
         return make(*packed_sequences.by_document(self._scores, self._lse))
 
     def __getitem__(self, index: Any) -> Tensor:
@@ -551,7 +554,7 @@ class AttentionMap(StandIn):
         if self._versions is not None and self._versions != self._versions_now():
             raise ArgumentError(
                 "q, k, mask and bias must not change while their map is in use: one was written to in place; "
-                "pass q.clone() and k.clone(), or look before writing"
+                "pass q.clone() and k.clone(), or read the map before writing"
             )
 
     def check_whole_rows(self, result: str) -> None:
@@ -559,11 +562,11 @@ class AttentionMap(StandIn):
         self.check_unchanged()
         if 0 in self.shape:
             raise ShapeError(
-                f"{result} must have something to look at: this map is {list(self.shape)}; select more"
+                f"{result} must be called on a map that is not empty: got {list(self.shape)}; select more"
             )
         if self._columns is not None and not self._has_all_keys():
             raise ArgumentError(
-                f"{result} must see whole rows: this map holds {self.shape[3]} chosen of "
+                f"{result} must be called on a map of all keys: this map has {self.shape[3]} of "
                 f"{self._scores.shape[3]} keys; call it before select(keys=...)"
             )
 
@@ -603,7 +606,7 @@ class AttentionMap(StandIn):
         """
         if not isinstance(device, (str, torch.device, int)):
             raise ArgumentError(
-                f"device must be a device: got {device!r}; weights of another dtype are w.dense().to(dtype)"
+                f"device must be a device or its name: got {device!r}; for a dtype use w.dense().to(dtype)"
             )
         self.check_unchanged()
         where = torch.device(device)

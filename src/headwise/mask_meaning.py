@@ -1,7 +1,7 @@
-"""Read the masks that users pass, and refuse those that seem to be meant otherwise.
+"""Read the masks that users pass, and refuse those whose values suggest another meaning.
 
-A tensor may be a mask with True for hidden, or padding, or of another shape. Where its values show that, it
-is refused, with every spelling of what may have been meant.
+A tensor may be a mask with True = hidden, or padding, or of another shape. Where its values show that, an
+error is raised, with the code for each possible meaning.
 
 A fact about a mask is used again only if the tensor provably holds the same bytes (`fact`). A tensor does not
 record every write: `.data`, numpy and DLPack aliases, shared memory, a broadcast between processes and
@@ -28,7 +28,7 @@ from torch import Tensor
 from .errors import MaskError
 from .mask_rules import can_read, dtype_name
 
-UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch knows them, but finds no smallest among them
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch has no `min` for these dtypes
 
 
 def as_integers(value: Tensor | Sequence[int] | None) -> Tensor:
@@ -51,7 +51,7 @@ def as_padding(value: Tensor | Sequence[int], name: str) -> Tensor:
     if not (_is_integer(lengths) and lengths.ndim == 1):
         raise MaskError(
             f"{name} must be integers [B] or bool [B, length]: got {dtype_name(lengths)}"
-            f"{list(lengths.shape)}; a 0/1 mask becomes bool with mask.bool()"
+            f"{list(lengths.shape)}; convert a mask of 0 and 1 with mask.bool()"
         )
     if can_read(lengths) and lengths.numel() and int(lengths.min()) < 0:
         raise MaskError(f"{name} must not be negative: got {int(lengths.min())}; use 0 for no tokens")
@@ -74,16 +74,16 @@ def whole_number(number: object, name: str) -> int:
     if isinstance(number, int) and not isinstance(number, bool):
         return number
     if isinstance(number, bool) or not isinstance(number, SupportsIndex):
-        raise MaskError(f"{name} must be a whole number: got {number!r}; count keys, e.g. 256")
+        raise MaskError(f"{name} must be a whole number: got {number!r}; give a number of keys, e.g. 256")
     return operator.index(number)
 
 
 def as_allowed(value: Tensor) -> Tensor:
     """Return a dense mask as bool, 4-D."""
-    if isinstance(value, (str, bool)):  # a rule by its name, or what causal= takes
+    if isinstance(value, (str, bool)):  # the name of a rule, or a value of causal=
         raise MaskError(
-            f"mask must be a Mask or a tensor: got {value!r}; for a causal one use headwise.Mask.causal() or "
-            "attention's causal=True; None hides nothing"
+            f"mask must be a Mask or a tensor: got {value!r}; for a causal mask use headwise.Mask.causal() "
+            "or causal=True; None hides nothing"
         )
     if not isinstance(value, Tensor):
         raise MaskError(
@@ -105,21 +105,20 @@ def _check_binary(value: Tensor) -> None:
     strange = value[(value != 0) & (value != 1)]
     if strange.numel():
         raise MaskError(
-            f"mask must hold 0 and 1 only: found {strange[0].item():g}; True or 1 = may attend, and numbers "
-            "to be added to the scores go in bias="
+            f"mask must hold 0 and 1 only: found {strange[0].item():g}; 1 = may attend; pass numbers to be "
+            "added to the scores as bias="
         )
     if value.is_floating_point() and not value.any():
         raise MaskError(
-            f"mask must not be all zeros as float: {list(value.shape)}; read as 0/1 it would hide every key, "
-            "and an additive mask that hides nothing is mask=None (use a bool mask to hide everything)"
+            f"float mask must not be all zeros: got {list(value.shape)}, which would hide every key; for an "
+            "additive mask that hides nothing use mask=None; to hide everything use a bool mask"
         )
 
 
 def check_meaning(mask: Tensor, allowed: Tensor, may_be_padding: bool) -> None:
     """Raise `MaskError` where a mask tensor reads as if True meant hidden, or as padding.
 
-    Call it only where reading values is free. Masks that may well be meant pass, and the others can be
-    spelled as `Mask.dense(mask)`, which is never checked.
+    Call it only where reading values is free. `Mask.dense(mask)` is never checked.
 
     Args:
         mask: the tensor of the user; `allowed` is the same as `as_allowed` reads it.
@@ -128,8 +127,8 @@ def check_meaning(mask: Tensor, allowed: Tensor, may_be_padding: bool) -> None:
     _, _, T, S = shape = allowed.shape
     if 0 in shape:
         return
-    # Nearly every mask fails at its first bool, which takes one operation here, not four as [0, 0, 0, 0].
-    # With one query the opposite hides all, which a mask may do.
+    # The first bool rules out most masks; `as_strided` reads it in one operation, [0, 0, 0, 0] in four.
+    # With one query the opposite of causal hides all keys, which a mask may do.
     opposite = 1 < T <= S and not allowed.as_strided((), ()) and _is_opposite_of_causal(allowed)
     lengths = _lengths_in_rows(allowed[0, 0]) if may_be_padding and not opposite else None
     if not opposite and lengths is None:
@@ -138,21 +137,20 @@ def check_meaning(mask: Tensor, allowed: Tensor, may_be_padding: bool) -> None:
     real, turned = ("mask", "~mask") if mask.dtype == torch.bool else ("mask.bool()", "~mask.bool()")
     if lengths is None:
         raise MaskError(
-            f"mask must be True where a query may attend: got {shown}, a causal mask the other way round, as "
-            f"torch has it, True = hidden; pass {turned}, or Mask.causal() and no matrix, or Mask.dense(mask)"
-            " if queries shall see only what comes after them"
+            f"mask must be True where a query may attend: got {shown}, a causal mask with True = hidden, as "
+            f"in torch; pass {turned} or Mask.causal(), or Mask.dense(mask) if queries see only later keys"
         )
     some = ", ".join(map(str, lengths[:4])) + (", .." if len(lengths) > 4 else "")
     raise MaskError(
-        f"mask must be [T, S] where it has two dimensions: got {shown}, whose rows read as padding of "
-        f"sequences ({some} keys), not as queries; pass Mask.padding({real}) for a row per sequence "
-        f"({turned} if its True = padding), or Mask.dense(mask) for a row per query"
+        f"mask must be [T, S] if it has two dimensions: got {shown}, whose rows look like padded sequences "
+        f"({some} keys), not like queries; pass Mask.padding({real}) for one row per sequence "
+        f"({turned} if True = padding), or Mask.dense(mask) for one row per query"
     )
 
 
 def _is_opposite_of_causal(allowed: Tensor) -> bool:
     """Return True if a dense mask is `~causal`, or that with padding shown in some sequences."""
-    beside = allowed[:, :, -1:]  # all that the last query sees: in torch's masks, padding
+    beside = allowed[:, :, -1:]  # the keys that the last query sees: in torch's masks, padding
     padded = beside.any(-1)
     if padded.all() or (allowed.shape[1] > 1 and padded.any()):
         return False
@@ -164,9 +162,9 @@ def _is_opposite_of_causal(allowed: Tensor) -> bool:
 def _lengths_in_rows(rows: Tensor) -> list[int] | None:
     """Return the number of keys in each row, where rows [T, S] read as padding and not as queries; else None.
 
-    They do where all begin at the first key and do not grow, or all end at the last and do not shrink; rows
-    that only move on are causal masks, prefixes, blocks and bands. Rows that show nothing are ignored, and
-    rows that are all alike mean the same either way.
+    Rows read as padding if all begin at the first key and some row is shorter than an earlier one, or all end
+    at the last key and some row is longer than an earlier one. Other rows are those of causal masks,
+    prefixes, blocks and bands. Rows without a key are ignored.
     """
     counts, S = rows.sum(-1, keepdim=True), rows.shape[1]
     lengths: list[int] = counts.flatten().tolist()
@@ -224,7 +222,7 @@ def fact(tensor: Tensor, question: str, find: Callable[[Tensor], Fact]) -> Fact:
     if entry is None or not _same(once, entry[0]):
         entry = _keep(place, once.clone(memory_format=torch.contiguous_format), tensor.untyped_storage())
     copy, answers, _ = entry
-    if question not in answers:  # of the copy, so that the result fits these bytes whoever writes meanwhile
+    if question not in answers:  # of the copy: another thread may write to the tensor meanwhile
         answers[question] = find(copy.expand(tensor.shape))
     result: Fact = answers[question]
     return result

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from .masks import Mask
 
 MODES = torch._C._TorchDispatchModeKey
-TRACED = "a tracer (torch.jit.trace, make_fx) records this call, which only plain operations pass"
+TRACED = "a tracer (torch.jit.trace, make_fx) records this call, and it records only plain operations"
 
 
 def can_read(tensor: Tensor) -> bool:
     """Return True if reading this tensor's values is free: it is in CPU memory, and real."""
     return (
-        tensor.is_cpu  # a fifth of the time of asking its device for a type
+        tensor.is_cpu  # five times as fast as tensor.device.type
         and not torch.compiler.is_compiling()
         and not isinstance(tensor, FakeTensor)
         and not torch._C._are_functorch_transforms_active()
@@ -38,8 +38,8 @@ def can_read(tensor: Tensor) -> bool:
 def is_traced() -> bool:
     """Return True while `torch.jit.trace` or `make_fx` records this call, or what is built on `make_fx`.
 
-    A recording holds operations alone. What Python decides from values, and what an autograd function of our
-    own computes, would be kept as it was for the example. `torch.compile` and `torch.export` are asked for by
+    A recording holds only operations. Decisions that Python makes from values, and results of our own
+    autograd functions, would stay as they were for the example. For `torch.compile` and `torch.export` use
     `torch.compiler.is_compiling`.
     """
     if torch.compiler.is_compiling():
@@ -48,7 +48,7 @@ def is_traced() -> bool:
         return True
     if not torch._C._len_torch_dispatch_stack():
         return False
-    modes = (MODES.PROXY, MODES.FUNCTIONAL)  # AOTAutograd looks at a function by the second before it records
+    modes = (MODES.PROXY, MODES.FUNCTIONAL)  # AOTAutograd first runs a function in the second, then records
     return any(torch._C._get_dispatch_mode(mode) is not None for mode in modes)
 
 
@@ -272,11 +272,11 @@ def check_padding(value: Tensor, batch: int, length: int, name: str) -> None:
     if list(value.shape) != want:
         raise MaskError(
             f"{name} must fit batch and length: {list(value.shape)} for {want}; "
-            "give one length a sequence, or one bool a position"
+            "give one length per sequence, or one bool per position"
         )
     if value.ndim == 1 and can_read(value) and value.numel() and int(value.max()) > length:
         raise MaskError(
-            f"{name} must not go beyond the sequence: {int(value.max())} > {length}; cut or pad the input"
+            f"{name} must be at most the sequence length: {int(value.max())} > {length}; cut or pad the input"
         )
 
 
@@ -324,7 +324,7 @@ class Documents(Rule):
             if value is not None and (not fits(value.shape[0], batch) or value.shape[1] != length):
                 raise MaskError(
                     f"document {name} must cover the sequence: {list(value.shape[:2])} for batch {batch}, "
-                    f"length {length}; give one id a position"
+                    f"length {length}; give one id per position"
                 )
         if mask.query_ids is None and query_len > key_len:
             raise MaskError(
@@ -470,11 +470,11 @@ def _how_to_fit(size: torch.Size, shape: Shape) -> str:
     batch, heads, query_len, key_len = shape
     *_, some, rows, columns = size
     if some == batch * heads and (rows, columns) == (query_len, key_len):
-        return f"torch's [B * H, T, S] mask goes in as mask.unflatten(0, ({batch}, {heads}))"
+        return f"pass torch's [B * H, T, S] mask as mask.unflatten(0, ({batch}, {heads}))"
     if some == batch and (rows, columns) == (query_len, key_len):
-        return "a [B, T, S] mask goes in as mask[:, None]"
+        return "pass a [B, T, S] mask as mask[:, None]"
     if (rows, columns) == (key_len, query_len) and query_len != key_len:
-        return "its queries and keys have changed places, use mask.mT"
+        return "its queries and keys are swapped, use mask.mT"
     if rows == columns == key_len and query_len < key_len:
-        return f"of a square mask, the rows of the last queries are mask[..., -{query_len}:, :]"
-    return "a [B, S] padding mask goes in as Mask.padding(mask.bool()), a [B, T, S] mask as mask[:, None]"
+        return f"for the last queries of a square mask use mask[..., -{query_len}:, :]"
+    return "pass a [B, S] padding mask as Mask.padding(mask.bool()), a [B, T, S] mask as mask[:, None]"

@@ -162,7 +162,7 @@ class Mask(RuleFacts):
         """
         if (size is None) == (left_right is None):
             raise MaskError(
-                f"window takes one of size and left_right: got size={size}, left_right={left_right}; "
+                f"window must get either size or left_right: got size={size}, left_right={left_right}; "
                 "give a number of keys or a pair"
             )
         if left_right is not None:
@@ -177,7 +177,7 @@ class Mask(RuleFacts):
             return cls(left=left, right=right)
         size = whole_number(size, "window")
         if size < 1:
-            raise MaskError(f"window must be at least 1: got {size}; 1 sees the query's own position alone")
+            raise MaskError(f"window must be at least 1: got {size}; 1 is the query's own position only")
         return cls(left=size - 1, right=0)
 
     @classmethod
@@ -250,7 +250,7 @@ class Mask(RuleFacts):
         return type(self), tuple([getattr(self, name) for name in self.FIELDS])
 
     def __eq__(self, other: object) -> bool:
-        """Return the same rules: equal numbers, and tensors of one shape and device with equal values."""
+        """Return True for the same rules: equal numbers, and equal tensors on the same device."""
         if not isinstance(other, Mask):
             return NotImplemented
         mine, theirs = self.held, other.held
@@ -261,8 +261,8 @@ class Mask(RuleFacts):
 
     def __bool__(self) -> bool:
         raise MaskError(
-            f"a mask must not stand for true or false: got {self!r}; join masks with & and not with and, ask "
-            "`mask is None`, or mask.hides_nothing"
+            f"a mask must not be used as a bool: got {self!r}; join masks with & instead of `and`, and test "
+            "`mask is None` or mask.hides_nothing"
         )
 
     __array_ufunc__: ClassVar[None] = None  # numpy must not join a mask to each bool of an array
@@ -288,10 +288,12 @@ class Mask(RuleFacts):
     __rand__ = __and__
 
     def __or__(self, other: object) -> Mask:
-        """Return what either shows; queries count that count in both. A tensor is read as `mask=` reads it.
+        """Return a mask of the keys that either mask allows; a tensor is read as `mask=` reads it.
+
+        Queries that count in both masks count in means.
 
         Raises:
-            MaskError: that is not one rule, and the message says what to write; or as with `&`.
+            MaskError: the result is not a single rule (the message says what to write); or as with `&`.
         """
         if not isinstance(other, Mask):
             other = _from_tensor(other)
@@ -306,7 +308,7 @@ class Mask(RuleFacts):
             raise MaskError(str(error).replace("joined with &", "joined with |")) from None
         if either is None:
             raise MaskError(
-                f"mask | other must be one rule again: {self!r} or {other!r} is not known as one; write "
+                f"mask | other must be a single rule: {self!r} | {other!r} is not; write "
                 f"Mask.dense(mask.{self._full} | other.{other._full})"
             )
         return either
@@ -314,16 +316,15 @@ class Mask(RuleFacts):
     __ror__ = __or__
 
     def __invert__(self) -> Mask:
-        """Return what was hidden is shown, and what was shown hidden; queries count as they did.
+        """Return a mask with shown and hidden keys exchanged; the same queries count in means.
 
         Raises:
-            MaskError: that is not one rule; the message says what to write.
+            MaskError: the result is not a single rule; the message says what to write.
         """
         negated = self._negated
         if negated is None:
             raise MaskError(
-                f"~mask must be one rule again: {self!r} is none the other way round; write "
-                f"Mask.dense(~mask.{self._full})"
+                f"~mask must be a single rule: ~{self!r} is not; write Mask.dense(~mask.{self._full})"
             )
         return negated
 
@@ -335,7 +336,7 @@ class Mask(RuleFacts):
 
     @property
     def _shown(self) -> Mask:
-        """Return the mask with no key hidden; queries count as they did."""
+        """Return the mask with no key hidden; the same queries count in means."""
         return replace(self, **{name: None for rule in self.hiding for name in rule.fields})
 
     @property
@@ -457,8 +458,7 @@ class Mask(RuleFacts):
     def rectangle(self, queries: slice, keys: slice) -> Mask:
         """Return a bound mask's rules for a run of queries and of keys; the first of these becomes key 0.
 
-        Rules about positions do not change: the caller gives the positions of the queries relative to these
-            keys.
+        Rules about positions do not change: the caller gives positions of queries relative to these keys.
         """
         everything = slice(None)
         mine = self.select(everything, everything, queries)
@@ -644,7 +644,7 @@ def _on_same_device(a: Mask, b: Mask) -> tuple[Mask, Mask]:
 
 
 def _from_tensor(other: object) -> Mask | None:
-    """Return an operand of a mask's operator as a mask; None if it is nothing like a tensor."""
+    """Return an operand of a mask's operator as a mask; None if it is not a tensor or an array."""
     return mask_of_call(other) if isinstance(other, Tensor) or hasattr(other, "__array__") else None  # type: ignore[arg-type]
 
 

@@ -128,8 +128,8 @@ class Scoring:
             if isinstance(number, Tensor) or not hasattr(number, "__float__"):
                 shown = repr(number) if isinstance(number, str) else type(number).__name__
                 raise ArgumentError(
-                    f"{name} must be a plain number: got {shown}; leave it out for the usual one, and one "
-                    "that is learned can multiply q instead"
+                    f"{name} must be a plain number: got {shown}; leave it out for the default; a learned "
+                    "scale can multiply q instead"
                 )
         if softcap is not None and not 0 < softcap < math.inf:
             raise ArgumentError(f"softcap must be above 0 and finite: got {softcap}; use None for no cap")
@@ -226,7 +226,7 @@ def joined(bias: Bias | None, more: Alibi | Relative) -> Bias:
 def _not_floating(value: object, name: str) -> ArgumentError:
     kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
     return ArgumentError(
-        f"{name} must be a floating tensor: got {kind}; who may attend to whom goes in mask="
+        f"{name} must be a floating tensor: got {kind}; pass which keys a query may attend to as mask="
     )
 
 
@@ -252,13 +252,12 @@ def _sum(a: Tensor, b: Tensor, name: str) -> Tensor:
         alike = all(fits(m, n) or fits(n, m) for m, n in sizes)
     if not alike:
         raise ShapeError(
-            f"{name} given several times in one tuple must fit together: {list(a.shape)} and "
-            f"{list(b.shape)}; add them up beforehand"
+            f"{name} tensors of one tuple must have shapes that can be added: {list(a.shape)} and "
+            f"{list(b.shape)}; add them before the call"
         )
     if a.device != b.device:
         raise ArgumentError(
-            f"{name} given several times in one tuple must be on one device: {a.device} and {b.device}; "
-            "use .to(q.device)"
+            f"{name} tensors of one tuple must be on one device: {a.device} and {b.device}; use .to(q.device)"
         )
     return hidden_is_endless(a) + hidden_is_endless(b)
 

@@ -126,7 +126,7 @@ class StandIn:
             raise AttributeError(f"'AttentionMap' object has no attribute {name!r}")
         if name.endswith("_") or name in NOT_OF_A_MAP:
             raise AttributeError(
-                f"{name} must have a tensor to act on: a map makes a new one each time; keep w.dense()"
+                f"{name} must be used on a tensor: a map computes a new one each time; use it on w.dense()"
             )
         if not callable(getattr(Tensor, name)):
             return getattr(self.dense(), name)

@@ -25,10 +25,10 @@ def place_for(
     Args:
         endings: allowed for its name, in lower case; wording: the same in words.
         example: a name to try.
-        argument: what it is called, for messages.
+        argument: its name in messages.
 
     Raises:
-        ArgumentError: another ending; no such folder, or one that nothing can be put into; a folder of that
+        ArgumentError: another ending; a folder that does not exist or cannot be written to; a folder of that
             name.
     """
     place = Path(out).resolve()
@@ -36,20 +36,20 @@ def place_for(
         raise ArgumentError(f"{argument} must end in {wording}: got {str(out)!r}; try {example}")
     if not place.parent.is_dir():
         raise ArgumentError(
-            f"{argument} must go into an existing folder: there is no {str(place.parent)!r}; make it first"
+            f"{argument} must be in an existing folder: {str(place.parent)!r} does not exist; create it first"
         )
     if place.is_dir():
         raise ArgumentError(f"{argument} must be a file: {str(out)!r} is a folder; choose another name")
     if not os.access(place.parent, os.W_OK | os.X_OK):
         raise ArgumentError(
-            f"{argument} must be writable: nothing can be put into {str(place.parent)!r}; choose another "
-            "place"
+            f"{argument} must be writable: no permission to write to {str(place.parent)!r}; choose another "
+            "folder"
         )
     return place
 
 
 def name_once(half: Path, place: Path) -> bool:
-    """Give a finished file its name, unless there is one of that name: then return False."""
+    """Give a finished file its name, and return True; return False if a file has that name already."""
     try:
         os.link(half, place)
     except FileExistsError:
@@ -75,7 +75,7 @@ def whole_file(place: Path, argument: str = "out") -> Iterator[Path]:
         half.replace(place)
     except OSError as error:
         raise ArgumentError(
-            f"{argument} must be writable: {place}: {error.strerror}; choose another place"
+            f"{argument} must be writable: {place}: {error.strerror}; choose another folder"
         ) from error
     finally:
         half.unlink(missing_ok=True)

@@ -595,7 +595,7 @@ def test_a_folder_that_takes_nothing_is_refused_at_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headwise.whole_files.os.access", lambda place, mode: False)
-    assert "out must be writable: nothing can be put into '" in mistake(capsys, "a b")
+    assert "out must be writable: no permission to write to '" in mistake(capsys, "a b")
 
 
 # Two texts

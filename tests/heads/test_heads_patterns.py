@@ -199,8 +199,16 @@ def test_mass_takes_a_mask_given_as_a_tensor() -> None:
     ("ask", "kind", "message"),
     [
         (lambda w: w.mass(Mask(), per="row"), ArgumentError, 'per must be "head" or "query": got \'row\''),
-        (lambda w: w.select(keys=[1, 4]).mass(Mask()), ArgumentError, "mass must see whole rows"),
-        (lambda w: w.select(heads=[]).mass(Mask()), ShapeError, "mass must have something to look at"),
+        (
+            lambda w: w.select(keys=[1, 4]).mass(Mask()),
+            ArgumentError,
+            "mass must be called on a map of all keys",
+        ),
+        (
+            lambda w: w.select(heads=[]).mass(Mask()),
+            ShapeError,
+            "mass must be called on a map that is not empty",
+        ),
         (lambda w: w.mass(Mask.padding([3, 4, 5])), MaskError, "must fit batch and length: [3] for [2]"),
         (lambda w: w.mass(Mask.documents(torch.arange(7))), MaskError, "[1, 7] for batch 2, length 23"),
         (lambda w: w.mass("window"), MaskError, "mask must be a Mask or a tensor: got 'window'"),
@@ -359,7 +367,7 @@ def test_any_tokens_are_detected_as_in_the_dense_formula(tokens: list[int], meas
         (lambda w: heads.induction(w, SPOTS / 2), ArgumentError, "must be integers: got torch.float32"),
         (lambda w: heads.duplicate_token(w, SPOTS > 2), ArgumentError, "integers: got torch.bool"),
         (lambda w: heads.induction(w, SPOTS[:7]), ShapeError, "one id per key: [7] for [B, S] = [2, 23]"),
-        (lambda w: heads.previous_token(w.select(keys=[2])), ArgumentError, "holds 1 chosen of 23 keys"),
+        (lambda w: heads.previous_token(w.select(keys=[2])), ArgumentError, "has 1 of 23 keys"),
         (lambda w: heads.induction_stripe(w, 24), ArgumentError, "between 1 and key_len: got 24 of 23"),
         (lambda w: heads.induction_stripe(w, 0), ArgumentError, "between 1 and key_len: got 0 of 23"),
         (lambda w: heads.token_mass(w, SPOTS), ArgumentError, "which must be bool: got torch.int64"),
@@ -373,7 +381,11 @@ def test_any_tokens_are_detected_as_in_the_dense_formula(tokens: list[int], meas
         (lambda w: heads.grid_distance(w, 0, 5), ArgumentError, "patch above 0: got 0, 5, 1, 1"),
         (lambda w: heads.grid_distance(w, 2, 11, patch=-16), ArgumentError, "got 2, 11, 1, -16"),
         (lambda w: heads.grid_distance(w, 2, 11, prefix=-1), ArgumentError, "got 2, 11, -1, 1"),
-        (lambda w: heads.grid_distance(w.select(keys=[1]), 2, 11), ArgumentError, "must see whole rows"),
+        (
+            lambda w: heads.grid_distance(w.select(keys=[1]), 2, 11),
+            ArgumentError,
+            "map of all keys: this map has 1 of 23",
+        ),
     ],
 )
 def test_patterns_refuse(ask: Callable[[Any], Any], kind: type[Exception], message: str) -> None:

@@ -322,7 +322,9 @@ def test_maps_that_are_no_batch_of_documents() -> None:
         module(x, mask=ids & Mask.padding([7, 3]))[1].by_document()
     with pytest.raises(MaskError, match="id 0 comes back at token 3 of sequence 0"):
         module(x, mask=Mask.documents([0, 0, 1, 0, 2, 2, 2]))[1].by_document()
-    with pytest.raises(ArgumentError, match="by_document must have scores: got weights"):
+    with pytest.raises(
+        ArgumentError, match="by_document must be called on a map of q and k: this map was made from weights"
+    ):
         hw.AttentionMap.from_weights(torch.ones(1, 1, 2, 2) / 2).by_document()
 
 

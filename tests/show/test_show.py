@@ -246,7 +246,7 @@ def test_a_place_that_cannot_hold_a_picture_is_refused(tmp_path) -> None:
     figure = Figure()
     with pytest.raises(ArgumentError, match=r"out must end in .png, .svg, .pdf: got 'heads.gif'"):
         save(figure, "heads.gif")
-    with pytest.raises(ArgumentError, match=r"existing folder: there is no '.*nowhere'"):
+    with pytest.raises(ArgumentError, match=r"existing folder: '.*nowhere' does not exist; create"):
         save(figure, tmp_path / "nowhere" / "heads.png")
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(ArgumentError, match=r"folder.png' is a folder"):
