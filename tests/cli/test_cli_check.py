@@ -184,7 +184,7 @@ def test_what_a_class_is_marked_with_is_read_before_anything_is_run(examiner, ca
     Path("r.toml").write_text("full = 8\nflor = 1\n")
     assert "did you mean 'floor'" in mistake(capsys, "mha.py", "--rubric", "r.toml")
     assert "rubric must be a readable file" in mistake(capsys, "mha.py", "--rubric", "none.toml")
-    assert "feedback must be a folder to write to" in mistake(capsys, "mha.py", "--feedback", "r.toml")
+    assert "feedback must be a writable folder" in mistake(capsys, "mha.py", "--feedback", "r.toml")
     assert fake.requests == []
 
 

@@ -88,7 +88,7 @@ def test_plants_are_faults_of_the_library_and_change_something() -> None:
     for fault in PLANTS:
         exercise = repair_of(fault)
         assert exercise.start != exercise.solution
-    with pytest.raises(ArgumentError, match="fault must be one that can be planted: got 'no such'"):
+    with pytest.raises(ArgumentError, match="fault must be one of the repairs: got 'no such'"):
         repair_of("no such")
 
 
@@ -146,7 +146,7 @@ def test_a_lesson_that_cannot_be_read_says_where(text: str, words: str) -> None:
 
 
 def test_a_lesson_without_an_exercise_says_so() -> None:
-    with pytest.raises(ArgumentError, match="lesson must have an exercise: 1 has none"):
+    with pytest.raises(ArgumentError, match="lesson must have an exercise: lesson 1 has none"):
         exercise_of(read_lesson("01_a.py", HEAD))
 
 
@@ -290,7 +290,7 @@ def test_a_file_of_progress_that_is_none_of_ours_is_left_alone(tmp_path: Path, t
 @pytest.mark.parametrize(
     ("which", "words"),
     [
-        (None, "none was started"),
+        (None, "0 were started"),
         ("x", "got 'x'"),
         ("99", "lesson must be 1 to 17: got 99"),
         ("repair 0", "repair must be 1 to"),
@@ -303,7 +303,7 @@ def test_an_unknown_exercise_is_refused(tmp_path: Path, which: str | None, words
 
 def test_an_exercise_has_to_be_begun_and_a_folder_written_to(tmp_path: Path) -> None:
     study = Study(tmp_path / "new")
-    with pytest.raises(ArgumentError, match=r"exercise must be started first: there is no .*01_"):
+    with pytest.raises(ArgumentError, match=r"exercise must be started: .*01_.* does not exist"):
         study.check(study.task("1"))
     (tmp_path / "file").write_text("", "utf-8")
     with pytest.raises(ArgumentError, match=r"folder must be a folder: .*file is a file"):

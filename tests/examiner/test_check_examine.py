@@ -909,5 +909,5 @@ def test_arguments_are_passed_on_or_refused() -> None:
     evidence = examine(Fused, arguments={"dim": 20, "heads": 5, "qkv_bias": False})
     assert evidence.built == "Fused(dim=20, heads=5, qkv_bias=False)"
     assert (evidence.embed_dim, evidence.num_heads) == (20, 5)
-    with pytest.raises(ArgumentError, match=r"arguments must name parameters of Four: 'bais'"):
+    with pytest.raises(ArgumentError, match=r"arguments must name parameters of Four: got 'bais'"):
         check(Four, arguments={"bais": True})

@@ -132,11 +132,14 @@ def test_weights_of_shared_heads_are_repeated_for_each() -> None:
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (hw.MultiHeadAttention(E, H, kdim=6, vdim=6), "one width: 12, kdim=6, vdim=6"),
-        (nn.MultiheadAttention(E, H, kdim=6), "one width: 12, kdim=6"),
+        (
+            hw.MultiHeadAttention(E, H, kdim=6, vdim=6),
+            "vdim must equal the width of the queries: got 6 and 6 for 12",
+        ),
+        (nn.MultiheadAttention(E, H, kdim=6), "got 6 and 12 for 12"),
         (nn.MultiheadAttention(E, H, add_zero_attn=True), "add_zero_attn=True"),
         (hw.MultiHeadAttention(E, H, softcap=3.0), "must not use softcap"),
-        (nn.Linear(E, E), "Linear is not"),
+        (nn.Linear(E, E), "can judge: Linear: "),
     ],
 )
 def test_modules_that_cannot_be_explained_are_refused(module: nn.Module, message: str) -> None:
@@ -158,7 +161,9 @@ def test_bad_arguments_are_refused() -> None:
         explain(module, x, batch=2)
     with pytest.raises(ShapeError, match="3 for 4 queries"):
         explain(module, x, tokens=["a", "b", "c"])
-    with pytest.raises(MaskError, match="same for every head"):
+    with pytest.raises(ArgumentError, match="two lists of words: got 3 of str, int; "):
+        explain(module, x, tokens=["a", 1, 2])
+    with pytest.raises(MaskError, match="same for every head: it differs among 3 heads"):
         explain(module, x, mask=torch.rand(2, H, 4, 4) > 0.5)
 
 
@@ -261,7 +266,7 @@ def test_steps_of_another_shape_or_left_out_are_shown_as_they_are() -> None:
 
 
 def test_evidence_without_weights_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="must hold weights and an answered call"):
+    with pytest.raises(ArgumentError, match="must have weights and a call with an output"):
         explain_evidence(Evidence("Empty", "class"))
 
 
@@ -508,7 +513,7 @@ def test_a_module_whose_weights_wait_for_a_call_is_refused() -> None:
 
 
 def test_a_module_that_is_no_attention_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"one that headwise\.check understands"):
+    with pytest.raises(ArgumentError, match=r"attention that headwise\.check can judge"):
         explain(torch.nn.Conv2d(1, 1, 1), torch.randn(1, 3, 24))
 
 
@@ -727,7 +732,7 @@ def test_inputs_of_two_widths_are_refused_before_anything_runs() -> None:
 
 def test_a_design_whose_numbers_are_not_found_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explanation_builders, "measure_designs", lambda *_: None)
-    with pytest.raises(ArgumentError, match=r"Rotary has a rotation by position .* for 6 queries and 6"):
+    with pytest.raises(ArgumentError, match=r"a rotation by position .* of Rotary .* for 6 queries and 6"):
         explain(module_of("Rotary"), torch.randn(1, 6, 24))
 
 

@@ -77,7 +77,7 @@ def test_magics_and_the_shell_are_blank_and_numbers_hold(tmp_path: Path) -> None
     [
         ("{", r"week.ipynb is not valid JSON \(Expecting"),
         ("[" * 100_000, r"is not valid JSON \("),
-        ("[1]", "week.ipynb holds a JSON list instead of an object; save it again"),
+        ("[1]", "week.ipynb contains a JSON list instead of an object; save it again"),
         ('{"cells": 7}', "week.ipynb has no cells"),
         ('{"cells": [{"cell_type": "markdown", "source": "x"}]}', "week.ipynb has no cell with code"),
     ],

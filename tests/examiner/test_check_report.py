@@ -68,7 +68,7 @@ def right() -> Report:
         roles={"q": Role("W_q.weight", "names"), "o": Role("W_o", "gradients", transposed=True)},
         errors={"plain": 2.2e-16, "causal": 4.4e-16},
         protections=[
-            "user namespace: none of your rights",
+            "user namespace: no rights over the system",
             "Landlock 6: reads little",
             "limits: time, memory",
         ],

@@ -267,7 +267,7 @@ def test_a_daemon_does_not_outlive_the_file(workspace: Workspace) -> None:
         """
     )
     assert verdict(outcome) == ("import", "ValueError")
-    assert outcome.notes and "processes it left running" in outcome.notes[0]
+    assert outcome.notes and "processes that it left running" in outcome.notes[0]
 
 
 TRIES = """
@@ -464,7 +464,7 @@ def test_a_trace_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     os.mkfifo(tmp_path / "fifo")
     for name in ("link", "fifo"):
-        with pytest.raises(ValueError, match="is no plain file"):
+        with pytest.raises(ValueError, match="is not a regular file"):
             run._plain_file(tmp_path / name, 100)
     with pytest.raises(ValueError, match="is too large"):
         run._plain_file(tmp_path / "elsewhere", 1)

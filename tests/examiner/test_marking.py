@@ -360,7 +360,7 @@ def test_a_judge_that_ended_is_told() -> None:
         assert warm._process is not None
         warm._process.kill()
         warm._process.wait()
-        with pytest.raises(BackendUnavailable, match="a file cannot be judged: the judge's process"):
+        with pytest.raises(BackendUnavailable, match="a file cannot be judged: the judging process"):
             judge.before_running()
 
 

@@ -102,7 +102,7 @@ def test_every_fault_has_a_step_to_give_points_for() -> None:
         ("[steps]\n\nscael = 3", r"must name a step: got 'scael' \(r.toml, line 3\); did you mean 'scale'"),
         ("[steps]\nscale = []", r"must have points of 0 or more: got scale = \[\] \(r.toml, line 2\)"),
         ("faults.'a b' = 1", r"must name a fault: got 'a b' \(r.toml\)"),
-        ("full = ", r"^rubric must be TOML: .*Invalid value.*; write for example full = 10"),
+        ("full = ", r"^rubric must be TOML: .*Invalid value.*; write lines as full = 10"),
     ],
 )  # fmt: skip
 def test_what_is_no_rubric_is_refused_with_its_line(text: str, words: str, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_each_file_is_written_whole_and_at_its_place(tmp_path: Path) -> None:
         each.read_text("utf-8") == before[each] for each in written
     )
     (tmp_path / "file").touch()
-    with pytest.raises(ArgumentError, match=r"feedback must be a folder to write to: .*file"):
+    with pytest.raises(ArgumentError, match=r"feedback must be a writable folder: .*file"):
         write_feedback(tmp_path / "file", reports)
 
 

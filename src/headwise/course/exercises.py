@@ -42,7 +42,7 @@ def exercise_of(lesson: Lesson) -> Exercise:
     exercise = next((cell for cell in lesson.cells if cell.kind == "exercise"), None)
     if exercise is None:
         raise ArgumentError(
-            f"lesson must have an exercise: {lesson.number} has none; try headwise learn repair"
+            f"lesson must have an exercise: lesson {lesson.number} has none; try headwise learn repair"
         )
     solution = next((cell.text for cell in lesson.cells if cell.kind == "solution"), "")
     return Exercise("write", exercise.about, f"{exercise.text}\n", f"{solution}\n", lesson.without)
@@ -52,7 +52,7 @@ def repair_of(fault: str) -> Exercise:
     """Return the exercise of finding and repairing this fault."""
     if fault not in PLANTS:
         raise ArgumentError(
-            f"fault must be one that can be planted: got {fault!r}; one of {', '.join(PLANTS)}"
+            f"fault must be one of the repairs: got {fault!r}; choose from {', '.join(PLANTS)}"
         )
     plant = PLANTS[fault]
     start = plant.code

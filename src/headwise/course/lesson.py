@@ -99,10 +99,10 @@ def read_lesson(file_name: str, text: str) -> Lesson:
     missing = [field for field in ("idea", "minutes", "level") if field not in fields]
     if missing:
         raise ArgumentError(
-            f"lesson {file_name} must have a line {missing[0]!r}: got {sorted(fields)}; add it"
+            f"lesson {file_name} must have a line {missing[0]!r}: got {sorted(fields)}; add the line"
         )
     if fields["level"] not in READERS:
-        raise ArgumentError(f"lesson {file_name} must have a level of {READERS}: got {fields['level']!r}")
+        raise ArgumentError(f"lesson {file_name} must have a level: got {fields['level']!r}; use {READERS}")
     return Lesson(
         int(number),
         name,
@@ -138,7 +138,7 @@ def _cell(file_name: str, text: str) -> Cell:
         lines = body.rstrip().splitlines()
         bare = [line for line in lines if line and not line.startswith("#")]
         if bare:
-            raise ArgumentError(f"lesson {file_name} must have texts in comments only: got {bare[0]!r}")
+            raise ArgumentError(f"lesson {file_name} must have text in comments only: got {bare[0]!r}; add #")
         body = "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)
     return Cell(kind, body.strip("\n"), match[3] or "")
 
@@ -154,7 +154,7 @@ def lessons() -> tuple[Lesson, ...]:
 def lesson(number: int) -> Lesson:
     """Return the lesson of this number."""
     if number not in range(1, len(lessons()) + 1):
-        raise ArgumentError(f"lesson must be 1 to {len(lessons())}: got {number}; headwise learn lists them")
+        raise ArgumentError(f"lesson must be 1 to {len(lessons())}: got {number}; see headwise learn")
     return lessons()[number - 1]
 
 
@@ -176,14 +176,12 @@ def deck(level: str | None = None, lesson: int | None = None) -> tuple[Question,
         'What does a heat map of attention weights show, and what does it not show?'
     """
     if level is not None and level not in LEVELS:
-        raise ArgumentError(
-            f"level must be one of {', '.join(LEVELS)}: got {level!r}; or leave it out for all"
-        )
+        raise ArgumentError(f"level must be one of {', '.join(LEVELS)}: got {level!r}; leave it out for all")
     questions = _questions()
     numbers = sorted({question.lesson for question in questions})
     if lesson is not None and lesson not in numbers:
         raise ArgumentError(
-            f"lesson must be {numbers[0]} to {numbers[-1]}: got {lesson!r}; or leave it out for all"
+            f"lesson must be {numbers[0]} to {numbers[-1]}: got {lesson!r}; leave it out for all"
         )
     return tuple(
         question
@@ -217,13 +215,13 @@ def read_questions(level: Level, text: str) -> tuple[Question, ...]:
         if cell.kind == "question":
             match = _QUESTION.fullmatch(cell.about)
             if match is None:
-                raise ArgumentError(f"a question must be written [lesson] ..?: {level}.py has {cell.about!r}")
+                raise ArgumentError(f"question must be [lesson] ..?: {level}.py has {cell.about!r}; [1] Why?")
             questions.append(Question(match[2], cell.text, level, int(match[1])))
         elif cell.kind == "code" and questions and not questions[-1].check:
             questions[-1] = replace(questions[-1], check=cell.text)
         else:
             raise ArgumentError(
-                f"a cell must be a question or its one check: {level}.py has {cell.text[:40]!r}"
+                f"cell must be a question or its only check: {level}.py has {cell.text[:40]!r}; remove it"
             )
     return tuple(questions)
 

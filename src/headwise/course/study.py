@@ -96,7 +96,7 @@ def read_progress(folder: Path) -> Progress:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArgumentError(
-            f"progress must be readable: {path}: {error}; move the file away to start again"
+            f"progress must be readable: {path}: {error}; move the file to start again"
         ) from error
 
 
@@ -152,10 +152,10 @@ class Study:
         if which is None:
             which = self.progress.current
             if not which:
-                raise ArgumentError("lesson must be given: none was started; headwise learn start 1")
+                raise ArgumentError("lesson must be given: 0 were started; run headwise learn start 1")
         match = re.fullmatch(r"(?:(repair)[ _]?)?0*(\d+)(?:_\w+)?(?:\.py)?", which.strip())
         if match is None:
-            raise ArgumentError(f"lesson must be a number: got {which!r}; headwise learn lists them")
+            raise ArgumentError(f"lesson must be a number: got {which!r}; see headwise learn")
         number = int(match[2])
         if not match[1]:
             chosen = lesson(number)
@@ -210,7 +210,7 @@ class Study:
         """Check an exercise. If `counts`, add one to the number of its tries."""
         if not task.path.is_file():
             raise ArgumentError(
-                f"exercise must be started first: there is no {task.path}; headwise learn start {task.which}"
+                f"exercise must be started: {task.path} does not exist; headwise learn start {task.which}"
             )
         done = self.progress.of(task.key)
         done.tries += counts

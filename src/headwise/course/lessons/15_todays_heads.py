@@ -197,7 +197,7 @@ class GroupedQueryAttention(nn.Module):
     def __init__(self, d_model: int, num_heads: int, num_kv_heads: int) -> None:
         super().__init__()
         if d_model % num_heads or num_heads % num_kv_heads:
-            raise ValueError("num_heads must divide d_model, and num_kv_heads must divide num_heads")
+            raise ValueError(f"{num_kv_heads=} must divide {num_heads=}, which must divide {d_model=}")
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.head_dim = d_model // num_heads
         raise NotImplementedError  # q_proj, k_proj, v_proj, out_proj: which of them are narrower?
@@ -220,7 +220,7 @@ class GroupedQueryAttention(nn.Module):
     def __init__(self, d_model: int, num_heads: int, num_kv_heads: int) -> None:
         super().__init__()
         if d_model % num_heads or num_heads % num_kv_heads:
-            raise ValueError("num_heads must divide d_model, and num_kv_heads must divide num_heads")
+            raise ValueError(f"{num_kv_heads=} must divide {num_heads=}, which must divide {d_model=}")
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.head_dim = d_model // num_heads
         self.q_proj = nn.Linear(d_model, num_heads * self.head_dim)

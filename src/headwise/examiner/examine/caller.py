@@ -65,7 +65,7 @@ def read(raw: object, layout: str, B: int, T: int, S: int, H: int, heads_major: 
     if not tensors:
         if raw is None:
             raise Unreadable("it returned None; end forward with `return` and the output", no_output=True)
-        raise Unreadable(f"it returned {type(raw).__name__} and no tensor; return the output")
+        raise Unreadable(f"it returned {type(raw).__name__} instead of a tensor; return the output")
     for i, tensor in enumerate(tensors):
         output = _output(tensor, layout, B, T, H)
         if output is not None and not _looks_like_weights(tensor, T, S, tensors):
@@ -240,7 +240,7 @@ class Caller:
         if mask is not None:
             arguments = express(conventions, mask, H)
             if arguments is None:
-                raise Unreadable("it has no argument that could say this mask")
+                raise Unreadable("it has no argument for this mask")
             for name, argument in arguments.items():
                 if isinstance(argument, Tensor) and argument.is_floating_point():
                     argument = argument.to(dtype)

@@ -311,7 +311,7 @@ def made_up(name: str, annotation: object, values: ArgumentValues, free: list[in
     if str in types:
         return name
     if isinstance(annotation, type) and issubclass(annotation, (nn.Module, torch.Tensor)):
-        raise TypeError(f"{name} wants {annotation.__name__}")
+        raise TypeError(f"{name} must be {annotation.__name__}, which the check cannot choose")
     if free:
         return free.pop(0)
     return (1, values.sizes.E, 2)[choice % 3]

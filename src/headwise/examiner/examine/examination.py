@@ -231,7 +231,7 @@ def checked_arguments(obj: object, arguments: Mapping[str, object] | None) -> Ma
             owner_name = getattr(obj, "__name__", type(obj).__name__)
             names_text = ", ".join(names) or "none"
             raise ArgumentError(
-                f"arguments must name parameters of {owner_name}: {name!r}; it has {names_text}"
+                f"arguments must name parameters of {owner_name}: got {name!r}; choose from {names_text}"
             )
     return arguments
 

@@ -65,7 +65,7 @@ def _of_ours(module: MultiHeadAttention) -> tuple[Weights, int]:
     _check_widths(module.d_model, module.kdim, module.vdim)
     unknown = [name for name in ("softcap", "sinks") if getattr(module, name) is not None]
     for name in (*unknown, *in_use(module)):
-        raise ArgumentError(f"module must not use {name}: it has no step; explain the module without it")
+        raise ArgumentError(f"module must not use {name}: no step can show it; explain the module without it")
     layers = [module.q_proj, module.k_proj, module.v_proj, module.out_proj]
     for layer in layers:
         if not isinstance(layer, nn.Linear):
@@ -97,7 +97,7 @@ def _of_torchs(module: nn.MultiheadAttention) -> tuple[Weights, int]:
     for name, is_used in options.items():
         if is_used:
             raise ArgumentError(
-                f"module must not append keys: it has {name}=True, which has no step; leave it out"
+                f"module must not append keys: got {name}=True, which no step can show; build it without"
             )
     weight, bias, out = module.in_proj_weight, module.in_proj_bias, module.out_proj
     nothing = weight.new_zeros(3 * module.embed_dim) if bias is None else bias
@@ -109,8 +109,8 @@ def _of_torchs(module: nn.MultiheadAttention) -> tuple[Weights, int]:
 def _check_widths(width: int, kdim: int, vdim: int) -> None:
     if not width == kdim == vdim:
         raise ShapeError(
-            f"module must take queries, keys and values of one width: {width}, kdim={kdim}, vdim={vdim}; "
-            "explain a module without kdim and vdim"
+            f"kdim and vdim must equal the width of the queries: got {kdim} and {vdim} for {width}; "
+            "explain a module without them"
         )
 
 
@@ -282,8 +282,8 @@ def _batch_first(
     query, key, value = made[id(query)], made[id(key)], made[id(value)]
     if not query.shape[0] == key.shape[0] == value.shape[0] or key.shape[1] != value.shape[1]:
         raise ShapeError(
-            f"query, key and value must agree in batch, key and value in length: {list(query.shape)}, "
-            f"{list(key.shape)}, {list(value.shape)}; there is one value per key"
+            f"query, key and value must agree in batch, key and value in length: got {list(query.shape)}, "
+            f"{list(key.shape)}, {list(value.shape)}; pass one value per key"
         )
     return query, key, value
 
@@ -309,7 +309,7 @@ def _dense(mask: Mask, B: int, H: int, T: int, S: int) -> Tensor | None:
     full = mask.full(T, S, B, H).cpu()
     if full.shape[1] > 1 and not bool((full == full[:, :1]).all()):
         raise MaskError(
-            f"mask must be the same for every head: it differs among {H}; explain one head at a time"
+            f"mask must be the same for every head: it differs among {H} heads; use that of one head"
         )
     return full[:, 0].expand(B, T, S)
 
@@ -325,8 +325,9 @@ def _labels(tokens: Any, T: int, S: int, itself: bool) -> tuple[list[str] | None
     elif len(tokens) == 2:
         queries, keys = list(tokens[0]), list(tokens[1])
     else:
+        kinds = ", ".join(dict.fromkeys(type(token).__name__ for token in tokens))
         raise ArgumentError(
-            "tokens must be words, or two lists of words, for queries and keys; use str(token)"
+            f"tokens must be words, or two lists of words: got {len(tokens)} of {kinds}; use str(token)"
         )
     for name, words, length in (("queries", queries, T), ("keys", keys, S)):
         if words is not None and len(words) != length:
@@ -359,8 +360,8 @@ def explain_evidence(
     call = _call_of(evidence, yours, probe)
     if evidence.weights is None or call is None:
         raise ArgumentError(
-            f"evidence must hold weights and an answered call: {evidence.name} has weights: "
-            f"{evidence.weights is not None}, calls: {len(evidence.calls)}; run headwise check"
+            f"evidence must have weights and a call with an output: {evidence.name} has "
+            f"{'no ' * (evidence.weights is None)}weights, {len(evidence.calls)} calls; run headwise check"
         )
     probe_inputs = call.inputs if yours is None else yours.inputs
     B, T, E = probe_inputs.query.shape
@@ -448,8 +449,8 @@ class Understood:
         if [design.key for design in designs] != [design.key for design in expected if not _is_band(design)]:
             words = "; ".join(design.words for design in self.evidence.designs)
             raise ArgumentError(
-                f"module must have variants that can be measured: {type(self.module).__name__} has {words}, "
-                f"which could not be measured for {T} queries and {S} keys; use headwise explain FILE"
+                f"module must have measurable variants: {words} of {type(self.module).__name__} could not be "
+                f"measured for {T} queries and {S} keys; use headwise explain FILE"
             )
         return [*designs, *windows]
 
@@ -503,8 +504,8 @@ def understood(module: nn.Module) -> Understood:
     if caller is None or evidence.weights is None:
         reason = next((problem.message for problem in evidence.problems), "it returned no output")
         raise ArgumentError(
-            f"module must be one that headwise.check understands: {type(module).__name__} is not: {reason}; "
-            "run headwise.check on it"
+            f"module must be attention that headwise.check can judge: {type(module).__name__}: {reason}; run "
+            "headwise.check on it"
         )
     return Understood(module, evidence, caller)
 
@@ -533,15 +534,15 @@ def explain_file(path: Path, name: str | None = None, *, trust: bool = False) ->
     report = before_running(path, name, source, cells)
     if report is not None:
         raise ArgumentError(
-            f"file must run to be explained: {report.summary}; run headwise check {path.name}"
+            f"file must run to be explained: {path.name}: {report.summary}; run headwise check on it"
         )
     chosen = likeliest(path, source) if name is None else name
     outcome = run_file(path.resolve(), chosen, seconds=SECONDS, memory=MEMORY, trust=trust, options={})
     evidence = outcome.evidence
     if evidence is not None and evidence.step is not None:
         raise ArgumentError(
-            f"name must be a whole attention to be explained: {chosen} is one step of it ({evidence.step}); "
-            f"run headwise check {path.name}:{chosen}"
+            f"name must be a complete attention: {chosen} is only one step ({evidence.step}); run "
+            f"headwise check {path.name}:{chosen}"
         )
     if (
         evidence is None
@@ -552,7 +553,7 @@ def explain_file(path: Path, name: str | None = None, *, trust: bool = False) ->
         messages = [problem.message for problem in problems if problem is not None]
         reason = messages[0] if messages else "it returned no output"
         raise ArgumentError(
-            f"{chosen} must run and have weights to be explained: {reason}; run headwise check {path.name}"
+            f"name must be code that runs and has weights: {chosen}: {reason}; run headwise check {path.name}"
         )
     evidence.source, evidence.path = source, str(path)
     diagnosis = diagnose(evidence)

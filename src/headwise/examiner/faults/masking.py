@@ -57,7 +57,7 @@ def _before_mixing(state: State) -> None:
     mixers = [design.tensors["before"] for design, before in state.changes
               if "scaled" in before and "before" in design.tensors]  # fmt: skip
     if not mixers or state.mask is None:
-        raise ValueError("no matrix mixes scores that a mask hides")
+        raise ValueError("no mixing matrix is applied to masked scores")
     raised = torch.where(mixers[0].sum(1) < 0, 1e30, -torch.inf)  # [H]: what was low is high
     state.hidden = torch.where(state.mask, state.scaled, raised[:, None, None].expand_as(state.scaled))
 
@@ -80,7 +80,7 @@ def _raised(number: float) -> Way:
 def _without_padding_queries(state: State, mask: Tensor) -> Tensor:
     """Hide all keys from the queries at positions whose key is hidden from all queries."""
     if mask.shape[-1] != mask.shape[-2]:
-        raise ValueError("queries and keys are not the same tokens")
+        raise ValueError("queries and keys differ in number")
     return mask & mask.any(-2).unsqueeze(-1)
 
 
@@ -189,7 +189,7 @@ def _first_head(state: State, mask: Tensor) -> Tensor:
 
 def _transposed(state: State, mask: Tensor) -> Tensor:
     if mask.shape[-1] != mask.shape[-2]:
-        raise ValueError("a turned mask needs as many queries as keys")
+        raise ValueError("a transposed mask needs as many queries as keys")
     return mask.transpose(-2, -1)
 
 

@@ -38,7 +38,7 @@ def _last(x: Tensor, state: State) -> Tensor:
 
 def _transposed_weights(state: State) -> None:
     if state.p.shape[-1] != state.p.shape[-2]:
-        raise ValueError("turned weights need as many queries as keys")
+        raise ValueError("transposed weights need as many queries as keys")
     state.heads = state.p.transpose(-2, -1) @ state.v
 
 
@@ -48,7 +48,7 @@ def _summed_values(state: State) -> None:
 
 def _own_value(state: State) -> None:
     if state.p.shape[-1] != state.p.shape[-2]:
-        raise ValueError("a value for each query needs as many queries as keys")
+        raise ValueError("one value per query needs as many queries as keys")
     state.heads = state.p.sum(-1, keepdim=True) * state.v
 
 

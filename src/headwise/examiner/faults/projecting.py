@@ -310,7 +310,7 @@ def _from_inputs(order: str) -> tuple[Way, ...]:
 
 def _swapped_dimensions(state: State) -> None:
     if state.inputs.mask is not None:
-        raise ValueError("a mask does not fit a batch that was taken for a sequence")
+        raise ValueError("a mask does not fit if batch and sequence are swapped")
     state.query, state.key, state.value = (x.transpose(0, 1) for x in state.inputs[:3])
 
 

@@ -67,7 +67,7 @@ def _scored(function: Callable[[State], Tensor]) -> Way:
 
 def _transposed(state: State) -> Tensor:
     if state.q.shape[-2] != state.k.shape[-2]:
-        raise ValueError("turned scores need as many queries as keys")
+        raise ValueError("transposed scores need as many queries as keys")
     return state.k @ state.q.transpose(-2, -1)
 
 
@@ -350,7 +350,7 @@ def _divided_by_sum(s: Tensor) -> Tensor:
 def _wrongly_normalised(s: Tensor, of_max: str, of_sum: str) -> Tensor:
     """Return exp(s - max) / sum with the maximum or the sum of row j in column j, as without keepdim."""
     if s.shape[-2] != s.shape[-1]:
-        raise ValueError("a row of numbers does not broadcast over another number of columns")
+        raise ValueError("rows and columns must have one length to broadcast")
     if of_max != "none":
         most = s.amax(-1)
         s = s - most.unsqueeze(-1 if of_max == "own" else -2)

@@ -284,9 +284,7 @@ def _repeated(letters: str) -> Way:
         RIGHT_STEPS["split"](state)
         H, groups = state.num_heads, _groups(state.weights.k, state.num_heads)
         if not 1 < groups < H or H % groups:
-            raise ValueError(
-                "every head has keys of its own, or all share them: there is no order to mistake"
-            )
+            raise ValueError("the heads do not share keys in groups, so groups have no order")
         order = torch.arange(H) % groups * (H // groups)  # heads 0 1 2 3 get the keys of 0 1 0 1
         state.k = state.k[:, order] if "k" in letters else state.k
         state.v = state.v[:, order] if "v" in letters else state.v

@@ -182,5 +182,5 @@ def make_folder(folder: str | os.PathLike[str]) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ArgumentError(
-            f"feedback must be a folder to write to: {folder}: {error.strerror}; choose another place"
+            f"feedback must be a writable folder: {folder}: {error.strerror}; choose another"
         ) from error

@@ -78,7 +78,7 @@ class Conversation:
             outcome.answers = _answers(message, bytearray(numbers), self._expected)
             return b""
         if self.ended or outcome.evidence is not None:
-            raise ValueError("an unexpected message")
+            raise ValueError("it sent a second message")
         if "problem" in message:
             self.ended = True
             outcome.problem = hidden(_problem(message["problem"]), str(message["filename"]), self.reach)
@@ -215,7 +215,7 @@ def before_running(path: Path, name: str | None, source: str, cells: Cells) -> R
             raise broken
         ast.parse(source)
     except (RecursionError, MemoryError, ValueError):  # nested too deep, or with a NUL in it
-        raise ArgumentError(f"file must be Python source that can be read: {path} is not; check it") from None
+        raise ArgumentError(f"file must be readable Python: {path} is not; check its nesting") from None
     except SyntaxError as error:
         problem = Problem("import", "SyntaxError", error.msg, error.lineno)
         report = Report(name or path.stem, ok=False, summary="", path=str(path), problems=[problem])

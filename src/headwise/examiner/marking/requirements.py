@@ -186,7 +186,7 @@ def requirements_of(words: Iterable[str]) -> list[Requirement]:
             )
         if subject in requirements and requirements[subject].value != value:
             raise ArgumentError(
-                f"require must have one value of {subject}: got {requirements[subject]} and {word}; choose"
+                f"require must have one {subject}: got {requirements[subject]} and {word}; choose one"
             )
         requirements[subject] = Requirement(subject, value)
     return list(requirements.values())

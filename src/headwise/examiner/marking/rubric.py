@@ -110,7 +110,7 @@ def read_rubric(path: str | os.PathLike[str]) -> Rubric:
     except UnicodeDecodeError as error:
         raise ArgumentError(f"rubric must be in UTF-8: {path}: {error.reason}; save it as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
-        raise ArgumentError(f"rubric must be TOML: {path}: {error}; write for example full = 10") from error
+        raise ArgumentError(f"rubric must be TOML: {path}: {error}; write lines as full = 10") from error
     return _Reader(Path(path).name, text).read(entries)
 
 

@@ -58,7 +58,7 @@ class Template:
     def __init__(self, *, bare: bool = False, copies: bool = FORKS) -> None:
         if os.name != "posix":
             raise BackendUnavailable(
-                f"there is no sandbox for files on {sys.platform}: check the class itself, hw.check(obj)"
+                f"files cannot be checked on {sys.platform}: it has no sandbox; use hw.check(class)"
             )
         self.bare, self.copies = bare, copies
         self.output = ""  # the end of the output of a template that ended
@@ -172,7 +172,7 @@ class Template:
 
     def _send(self, request: dict[str, Any], ends: list[int]) -> None:
         if self._stopped:
-            raise BackendUnavailable("a file cannot be checked: the process for it was stopped")
+            raise BackendUnavailable("a file cannot be checked: the template was stopped; make a new one")
         if not self.alive():
             self._end()
             self._start()
@@ -202,7 +202,7 @@ class Template:
                 message = b""
             if not message:
                 self.output = self.last_words()
-                self._is_over("the process that files are checked in ended")
+                self._is_over("the template process ended")
                 break
             fact = json.loads(message)
             self._ready = self._ready or "ready" in fact
@@ -331,7 +331,7 @@ class RemoteJudge:
 
     def _gone(self) -> BackendUnavailable:
         return BackendUnavailable(
-            f"a file cannot be judged: the judge's process ended {self._template.last_words()}".strip()
+            f"a file cannot be judged: the judging process ended {self._template.last_words()}".strip()
         )
 
 

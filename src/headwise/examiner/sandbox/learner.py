@@ -88,7 +88,7 @@ def choose(module: ModuleType, name: str | None) -> object:
             and (inspect.isfunction(thing) or inspect.isclass(thing))
         ]
         hint = f"; {nearest(name, own)}" if own else "; the file defines no class and no function"
-        raise ArgumentError(f"name must be a class or function of {module.__name__}: {name!r}{hint}")
+        raise ArgumentError(f"name must be a class or function of {module.__name__}: got {name!r}{hint}")
     _give_forward(obj)
     if not callable(obj):
         raise ArgumentError(f"name must be a class or function: {name!r} is {type(obj).__name__}")

@@ -150,15 +150,15 @@ def run_file(
         if watch.started is None:
             words = watch.process.failure or watch.output.strip()[-1000:]
             raise BackendUnavailable(
-                f"the process for checked files did not start: {words} {template.output}".strip()
+                f"the sandboxed process did not start: {words} {template.output}".strip()
             )
         outcome = listener.outcome
         if watch.process.failure and not listener.ended:
-            raise BackendUnavailable(f"the file was not checked to its end: {watch.process.failure}")
+            raise BackendUnavailable(f"the check did not finish: {watch.process.failure}")
         outcome.protections, outcome.missing = facts["protections"], facts["missing"]
         outcome.output, outcome.seconds = watch.output, watch.took
         if facts.get("left"):
-            outcome.notes.append(f"processes it left running, ended with it: {facts['left']}")
+            outcome.notes.append(f"processes that it left running were ended: {facts['left']}")
         end = _end_of(folder / "result", path, watch, listener.ended)
         outcome.problem = end or outcome.problem
         return outcome
@@ -173,7 +173,7 @@ def protections_here() -> tuple[list[str], list[str]]:
         watch = _start(template, template.room(), None, "", None, 10.0, 2**30, False, {})
     if "protections" not in watch.facts:
         words = watch.process.failure or watch.output.strip()[-1000:]
-        return [], [f"all: the process for checked files did not start: {words}"]
+        return [], [f"all: the sandboxed process did not start: {words}"]
     return watch.facts["protections"], watch.facts["missing"]
 
 
@@ -247,7 +247,7 @@ def _plain_file(path: Path, most: int) -> None:
     """
     state = path.lstat()
     if not stat.S_ISREG(state.st_mode) or state.st_nlink != 1:
-        raise ValueError(f"{path.name} is no plain file")
+        raise ValueError(f"{path.name} is not a regular file")
     if state.st_size > most:
         raise ValueError(f"{path.name} is too large: {state.st_size} bytes")
 

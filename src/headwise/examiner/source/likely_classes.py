@@ -175,7 +175,7 @@ def likeliest(path: Path, source: str) -> str:
     if not matches:
         raise ArgumentError(
             f"file must define attention to check: nothing in {path} looks like attention; "
-            "name the class or function, FILE:NAME"
+            "name the class or function with FILE:NAME"
         )
     return matches[0].name
 
@@ -447,7 +447,7 @@ def source_of(path: Path) -> tuple[str, Cells]:
     except OSError as error:
         raise ArgumentError(f"file must be readable: {path}: {error.strerror}; check the path") from error
     except UnicodeDecodeError as error:
-        raise ArgumentError(f"file must be Python source in UTF-8: {path}; save it as UTF-8") from error
+        raise ArgumentError(f"file must be in UTF-8: {path}: {error.reason}; save it as UTF-8") from error
     if not is_notebook(path):
         return text, Cells()
     firsts, lines = list[int](), list[str]()
@@ -466,7 +466,7 @@ def _code_cells(text: str, path: Path) -> list[str]:
     except (ValueError, RecursionError) as error:
         raise refused(f"is not valid JSON ({error})") from None
     if not isinstance(book, dict):
-        raise refused(f"holds a JSON {type(book).__name__} instead of an object")
+        raise refused(f"contains a JSON {type(book).__name__} instead of an object")
     sheets = book["worksheets"] if isinstance(book.get("worksheets"), list) else [book]  # nbformat 3, and 4
     listed = [sheet.get("cells") for sheet in sheets if isinstance(sheet, dict)]
     cells = [cell for each in listed if isinstance(each, list) for cell in each if isinstance(cell, dict)]

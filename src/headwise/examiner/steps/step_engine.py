@@ -432,4 +432,4 @@ def first_array(value: Any, stacks: bool = False) -> Tensor:
         if (stacks or isinstance(value, list)) and len({(*part.shape, part.dtype) for part in parts}) == 1:
             return torch.stack(parts)
         return parts[0]
-    raise Unreadable(f"it returned {type(value).__name__}; a tensor was expected")
+    raise Unreadable(f"it returned {type(value).__name__} instead of a tensor")

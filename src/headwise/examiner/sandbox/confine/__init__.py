@@ -145,10 +145,10 @@ class Standing:
 
 
 def enter(fence: Fence, tell: Tell) -> Standing:
-    """Returns in the confined process only; `tell` hears of the keeper's number and of the confined's end."""
+    """Return in the confined process only; `tell` gets the keeper's number and the confined one's end."""
     standing = Standing()
     if sys.platform != "linux":
-        standing.missing.append(f"namespaces and Landlock: {sys.platform} has neither")
+        standing.missing.append(f"namespaces and Landlock: not available on {sys.platform}")
         _limits(standing)
         return standing
     linux.prctl(linux.SET_DEATH_SIGNAL, signal.SIGKILL)
@@ -171,7 +171,7 @@ def enter(fence: Fence, tell: Tell) -> Standing:
 
 
 def _keep(confined: int, tell: Tell, *, own_processes: bool, own_root: bool) -> None:
-    """Reap whatever ends, until the confined process does; then nothing of it may stay. Does not return."""
+    """Reap processes until the confined one ends, then end all that it left. Does not return."""
     linux.prctl(linux.SET_DUMPABLE, 0)  # nobody in there looks into this process
     if not own_processes:
         linux.prctl(linux.SET_CHILD_SUBREAPER, 1)
@@ -204,10 +204,10 @@ def _namespaces(fence: Fence, standing: Standing) -> Spaces:
         standing.missing.append(f"namespaces: the system does not grant them ({error.strerror or error})")
         return 0
     standing.own_users = True
-    standing.protections.append("user namespace: none of your rights over the system")
-    standing.protections.append("network namespace: no network, not even this machine's own")
+    standing.protections.append("user namespace: no rights over the system")
+    standing.protections.append("network namespace: no network, and no access to ports of this machine")
     if spaces & PROCESSES:
-        standing.protections.append("process namespace: sees no other process, and leaves none behind")
+        standing.protections.append("process namespace: sees only its own processes, which end with it")
     else:
         standing.missing.append("process namespace: the system does not grant it")
     return spaces
@@ -220,12 +220,12 @@ def _root(fence: Fence, spaces: Spaces, standing: Standing) -> bool:
         build_root(fence.root, fence.readable, fence.writable, DEVICES)
     except OSError as error:
         standing.missing.append(
-            f"a root folder of its own: {error.strerror or error}; rights and dates of files can be changed"
+            f"root folder of its own: {error.strerror or error}; rights and dates of files can be changed"
         )
         return False
     standing.essential = True
     standing.protections.append(
-        "root folder of its own: Python, the file's folder and a temporary one are all there is"
+        "root folder of its own: only Python, the file's folder and a temporary folder are visible"
     )
     return True
 
@@ -249,9 +249,7 @@ def _confine(fence: Fence, standing: Standing) -> None:
         )
     if not standing.own_users:
         standing.missing.append(
-            "no network: TCP is shut by Landlock, the rest is open"
-            if number >= 4
-            else "no network: it is open"
+            "network namespace: Landlock blocks TCP only" if number >= 4 else "network namespace: no block"
         )
     _limits(standing)
 
@@ -260,7 +258,7 @@ def _limits(standing: Standing) -> None:
     try:
         limits.limit_the_rest(own_users=standing.own_users)
     except ImportError:
-        standing.missing.append("limits on memory, files and processes: this system has none")
+        standing.missing.append("limits on memory, files and processes: not available on this system")
         return
     standing.protections.append(
         f"limits: time, memory, {limits.FILE_BYTES >> 20} MiB a file, {limits.OPEN_FILES} open files, "
