@@ -402,7 +402,7 @@ def test_means_must_be_there_and_fit() -> None:
     visits = {"layers.0#1": torch.zeros(4, 7)}
     match = "means must hold every visit: layers.0 is missing"
     refused_inside(ArgumentError, match, ablate(model, [(0, 1)], "mean", means=visits), x)
-    refused(ArgumentError, "batches must hold at least one: got 0", lambda: head_means(model, []))
+    refused(ArgumentError, "batches must not be empty: got 0", lambda: head_means(model, []))
 
 
 def test_outputs_to_patch_with_must_be_there_and_fit() -> None:

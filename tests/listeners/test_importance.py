@@ -351,7 +351,7 @@ def test_wrong_arguments_are_named() -> None:
     for match, batches, loss, options in (
         ("got 'gradients'; did you mean 'gradient'", [x], squares, {"method": "gradients"}),
         ("reduction must be 'mean' or 'sum': got 'max'", [x], squares, {"reduction": "max"}),
-        ("batches must hold at least one: got 0", [], squares, {}),
+        ("batches must not be empty: got 0", [], squares, {}),
         ("batches must be an iterable of batches: got int", 5, squares, {}),
         ("one number as a tensor: got float", [x], lambda m, b: 1.5, {}),
         (r"one number as a tensor: got shape \[2, 5, 13\]", [x], lambda m, b: m(b), {}),
@@ -394,10 +394,10 @@ def test_attention_without_gradients_is_not_counted_as_unimportant() -> None:
 
 
 def test_a_loss_must_be_there() -> None:
-    match = "must hold labels: got input_ids for BertForSequence"
+    match = "must contain labels for BertForSequenceClassification: got input_ids"
     refused(ArgumentError, match, bert(), [{"input_ids": tokens()}])
-    refused(ArgumentError, "must hold labels: got nothing for Stack", ours(), [{}])
-    refused(ArgumentError, "mappings without a loss_fn: got list", ours(), [[1]])
+    refused(ArgumentError, "must contain labels for Stack: got nothing", ours(), [{}])
+    refused(ArgumentError, "mappings if loss_fn is None: got list", ours(), [[1]])
 
     class Mute(nn.Module):
         def forward(self, labels: Tensor) -> Tensor:

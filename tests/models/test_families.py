@@ -130,12 +130,12 @@ def test_mistral_has_no_window_where_its_config_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layer_types": ["full_attention"]}, r"\['full_attention'\] of qwen2 .* one for each of 2 layers"),
+        ({"layer_types": ["full_attention"]}, r"\['full_attention'\] in qwen2 .* one for each of 2 layers"),
         (
             {"layer_types": ["chunked", "chunked"]},
-            r"'chunked'\] of qwen2 is not, supported are full_attention, sli",
+            r"'chunked'\] in qwen2 \(supported are full_attention, sli",
         ),
-        ({"use_sliding_window": False}, "layer_types=.* supported are full_attention, one for each of 2"),
+        ({"use_sliding_window": False}, r"layer_types=.*\(supported are full_attention, one for each of 2"),
     ],
 )
 def test_layer_types_that_do_not_fit_the_rest_of_the_config_are_refused(changes: Any, message: str) -> None:
@@ -176,10 +176,10 @@ def test_rotary_positions_are_read_from_old_and_new_configs(fields: Any, rope: R
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type='dynamic' of rope_parameters"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type='dynamic' in rope_parameters"),
         ({"rope_parameters": {"rope_type": "yarn", "mscale": 0.7, **STRETCHED}}, "mscale=0.7"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
-        ({"rope_interleaved": True}, "rope_interleaved=True of llama"),
+        ({"rope_interleaved": True}, "rope_interleaved=True in llama"),
     ],
 )
 def test_rotary_positions_that_we_do_not_have_are_refused(fields: Any, message: str) -> None:

@@ -219,23 +219,28 @@ def test_what_makes_no_sense_is_refused() -> None:
                 method(*args, **options)
 
     refused("max_new_tokens must be a whole number, at least 1: got 0", ArgumentError, IDS, 0)
-    refused("stop must be a token, or several: got 'a'", ArgumentError, IDS, 3, stop="a")
-    refused(r"stop must be a token, or several: got \[2.7\]", ArgumentError, IDS, 3, stop=[2.7])
-    refused("ids must be tokens: got 1000 for a vocabulary of", ArgumentError, IDS + 1000 - IDS.max(), 3)
-    with pytest.raises(MaskError, match="at least 1 where a last token is asked for: got 0"):
+    refused("stop must be a token id or several: got 'a'", ArgumentError, IDS, 3, stop="a")
+    refused(r"stop must be a token id or several: got \[2.7\]", ArgumentError, IDS, 3, stop=[2.7])
+    refused(
+        "ids must be in the vocabulary: got 1000 for a vocabulary of",
+        ArgumentError,
+        IDS + 1000 - IDS.max(),
+        3,
+    )
+    with pytest.raises(MaskError, match="at least 1 to use the last tokens: got 0"):
         model.generate(IDS, 3, lengths=[0, *LENGTHS[1:]])
-    refused(r"the positions there are: 7 \+ 18 - 1 > 23; ask for 17 at most", ShapeError, IDS, 18)
+    refused(r"the model's max_length: 7 \+ 18 - 1 > 23; use at most 17", ShapeError, IDS, 18)
     refused(r"ids must be a tensor \[B, T\]: got \[7\]", ShapeError, IDS[0], 3)
     refused("temperature must be 0 or more: got -1", ArgumentError, IDS, 3, temperature=-1)
-    refused("top_k must come with a temperature above 0: got top_k=5", ArgumentError, IDS, 3, top_k=5)
+    refused("top_k must be given with a temperature above 0: got top_k=5", ArgumentError, IDS, 3, top_k=5)
     refused("top_k must be a whole number, at least 1: got 0", ArgumentError, IDS, 3, temperature=1, top_k=0)
     refused("top_p must be above 0 and at most 1: got 1.5", ArgumentError, IDS, 3, temperature=1, top_p=1.5)
-    refused("got 97 for a vocabulary of 97", ArgumentError, IDS, 3, stop=[3, V])
-    refused("and to no other: got 0 for decoder", ArgumentError, IDS, 3, start=0)
+    refused("in the vocabulary: got 97 of 97", ArgumentError, IDS, 3, stop=[3, V])
+    refused("and no other model: got 0 for decoder", ArgumentError, IDS, 3, start=0)
     refused("unexpected keyword argument 'eos'", TypeError, IDS, 3, eos=3)
     assert model.generate(IDS, 17).shape == (B, 17)
     model = a_model("encoder-decoder")
-    refused("and to no other: got None for encoder-decoder", ArgumentError, IDS, 3)
-    refused(r"1 \+ 24 - 1 > 23; ask for 23", ShapeError, IDS, 24, start=0)
+    refused("and no other model: got None for encoder-decoder", ArgumentError, IDS, 3)
+    refused(r"1 \+ 24 - 1 > 23; use at most 23", ShapeError, IDS, 24, start=0)
     model = a_model("encoder")
-    refused("with an output: kind='encoder' ends", ArgumentError, IDS, 3)
+    refused("with an output: got kind='encoder' without", ArgumentError, IDS, 3)

@@ -129,7 +129,8 @@ def test_a_config_that_json_cannot_hold_is_refused() -> None:
     ):
         config = TransformerConfig(11, 18, 3, 1, **options)
         with pytest.raises(
-            ArgumentError, match=rf"config must hold plain numbers and words to be saved: {messages}"
+            ArgumentError,
+            match=rf"config must hold only numbers, strings and settings .*: {messages}",
         ):
             plain_config(config)
 
@@ -236,21 +237,21 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path, copy: Path) -> None:
     unreadable = a_small_decoder(norm_first=1)
     half, new = {"dtype": torch.float16}, tmp_path / "new"
     cases: list[tuple[Transformer, Any, dict[str, Any], str]] = [
-        (pruned, new, {}, r"'decoder.layers.0.attention.q_proj.weight' is \[12, 18\] for \[18, 18\]"),
-        (tied, new, {}, "as its config says: 'output.weight' is 'embedding.tokens.weight', too; "),
-        (Mine(model.config), new, {}, "a plain Transformer: got Mine"),
-        (wide, new, half, r"'embedding.tokens.weight' has 1e\+06, float16 ends at 6.55e\+04"),
-        (mixed, new, {}, "in one dtype of .*: got float16 and float32; "),
+        (pruned, new, {}, r"'decoder.layers.0.attention.q_proj.weight' is \[12, 18\], not \[18, 18\]"),
+        (tied, new, {}, "as its .*: 'output.weight' is 'embedding.tokens.weight', not 'output.weight'"),
+        (Mine(model.config), new, {}, "a plain Transformer: got the subclass Mine"),
+        (wide, new, half, r"'embedding.tokens.weight' has 1e\+06, above the largest float16, 6.55e\+04"),
+        (mixed, new, {}, "one dtype of .*: got float16 and float32; "),
         (model, new, {"dtype": torch.int8}, "dtype must be one of .*: got torch.int8"),
         (model, new, {"title": 3}, "title must be a string: got int"),
         (unreadable, new, {}, "config.norm_first must be bool: got 1"),
         (model, 5, {}, "folder must be a path: got 5"),
         (model, "a\0b", {}, "folder must be a path: got 'a"),
-        (model, tmp_path / "no" / "new", {}, "into an existing folder: there is no '.*no'; "),
-        (model, copy / "config.json", {}, "one that can be made: '.*config.json': File exists"),
-        (model, tmp_path / "theirs", {}, "one of Transformer.save: '.*theirs' has another config.json"),
-        (model, copy, {}, "tokenizer must be given where the folder has one: '.*copy' has a tokenizer.json"),
-        (model, new, {"tokenizer": str}, "one that tokenizer.json can hold: got type; "),
+        (model, tmp_path / "no" / "new", {}, "inside an existing folder: there is no '.*no'; "),
+        (model, copy / "config.json", {}, r"writable: '.*config.json' cannot be created \(File exists"),
+        (model, tmp_path / "theirs", {}, "written by Transformer.save: '.*theirs' has another config.json"),
+        (model, copy, {}, "tokenizer must be given if .* contains one: '.*copy' has a tokenizer.json"),
+        (model, new, {"tokenizer": str}, "of the library tokenizers: got type; "),
         (small, new, {"tokenizer": a_vocabulary()}, "283 entries for a vocabulary of 281"),
     ]  # fmt: skip
     for case, place, options, message in cases:
@@ -301,32 +302,32 @@ SPOILED: dict[str, tuple[Any, str]] = {
         "config.rope.scaling must be one of Linear, Ntk, Llama3, Yarn: got 'Dynamic'",
     ),
     "wrong value": (lambda at: changed(at, "config", "num_heads", to=5), r"a valid config: .* 18 .* 5"),
-    "no config": (lambda at: changed(at, "config", to=[]), "config must be an object of fields: got list"),
+    "no config": (lambda at: changed(at, "config", to=[]), "config must be a JSON object: got list"),
     "version": (lambda at: changed(at, "version", to=2), r"version 1: '.*' is \['headwise', 2\]; update"),
-    "header": (lambda at: changed(at, "extra", to=2), "config.json must have fields .*: got 'extra'"),
-    "dtype": (lambda at: changed(at, "dtype", to="int8"), "dtype must be one of .*: config.json says 'int8'"),
-    "title": (lambda at: changed(at, "title", to=5), "title must be a string: config.json says 5"),
+    "header": (lambda at: changed(at, "extra", to=2), "config.json must contain only fields .*: got 'extra'"),
+    "dtype": (lambda at: changed(at, "dtype", to="int8"), "dtype must be one of .*: config.json has 'int8'"),
+    "title": (lambda at: changed(at, "title", to=5), "title must be a string: config.json has 5"),
     "cut config": (
         lambda at: (at / "config.json").write_text((at / "config.json").read_text()[:99]),
-        "a config.json that can be read: .*copy' has none",
+        "a readable config.json: .*copy' has none",
     ),
-    "no weights": (lambda at: (at / "model.safetensors").unlink(), "model.safetensors in '.*' cannot"),
+    "no weights": (lambda at: (at / "model.safetensors").unlink(), "model.safetensors in '.*' is not"),
     "cut weights": (
         lambda at: (at / "model.safetensors").write_bytes((at / "model.safetensors").read_bytes()[:-1]),
-        "model.safetensors in '.*' cannot be read",
+        "readable weights: model.safetensors in '.*' is not",
     ),
-    "weight missing": (lambda at: reweighted(at, lambda state: state.pop(NORM)), f"{NORM!r} is absent for"),
+    "weight missing": (lambda at: reweighted(at, lambda state: state.pop(NORM)), f"{NORM!r} is absent, not"),
     "weight left over": (
         lambda at: reweighted(at, lambda state: state.update(more=torch.ones(3))),
-        r"'more' is \[3\] for absent",
+        r"'more' is \[3\], not absent",
     ),
     "other shape": (
         lambda at: reweighted(at, lambda state: state.update({NORM: torch.ones(5)})),
-        rf"{NORM!r} is \[5\] for \[18\]",
+        rf"{NORM!r} is \[5\], not \[18\]",
     ),
     "other dtype": (
         lambda at: reweighted(at, lambda state: state.update({NORM: state[NORM].half()})),
-        f"{NORM!r} is float16 for float32",
+        f"{NORM!r} is float16, not float32",
     ),
     "word for a number": (lambda at: changed(at, "config", "norm_eps", to="x"), "must be float: got 'x'"),
     "no number": (
@@ -338,17 +339,17 @@ SPOILED: dict[str, tuple[Any, str]] = {
     "rope's base": (lambda at: changed(at, "config", "rope", "base", to="9"), "base must be float: got '9'"),
     "too wide for torch": (
         lambda at: changed(at, "config", "d_ff", to=2**70),
-        r"valid config: that of .* is not \(empty\(\): .*overflow|Overflow",
+        r"valid config: .* has none \(empty\(\): .*overflow|Overflow",
     ),
-    "negative count": (lambda at: changed(at, "config", "token_types", to=-3), r"is not \(.*dimension -3"),
+    "negative count": (lambda at: changed(at, "config", "token_types", to=-3), r"has none \(.*dimension -3"),
     "layers without end": (
         lambda at: changed(at, "config", "num_layers", to=10**9),
-        "of them for num_layers = 1000000000",
+        "tensors for num_layers = 1000000000",
     ),
-    "list for a dtype": (lambda at: changed(at, "dtype", to=["x"]), r"config.json says \['x'\]"),
+    "list for a dtype": (lambda at: changed(at, "dtype", to=["x"]), r"config.json has \['x'\]"),
     "brackets without end": (
         lambda at: (at / "config.json").write_text('{"format": "headwise", "a": ' + "[" * 100_000),
-        "config.json that can be read: .* has none .*recursion",
+        "a readable config.json: .* has none .*recursion",
     ),
     "cut tokenizer": (lambda at: (at / "tokenizer.json").write_text("{"), "tokenizer.json' cannot be read"),
     "other tokenizer": (
@@ -376,7 +377,7 @@ def test_a_folder_in_a_files_place_leaves_all_as_it_was(copy: Path) -> None:
     (copy / "model.safetensors").unlink()
     (copy / "model.safetensors").mkdir()
     before = (copy / "config.json").read_bytes(), (copy / "tokenizer.json").read_bytes()
-    with pytest.raises(ArgumentError, match=r"room for a file model.safetensors: '.*' is a folder"):
+    with pytest.raises(ArgumentError, match=r"contain a folder named model.safetensors: got '.*'"):
         a_small_decoder().save(copy, a_tokenizer(), title="another")
     assert ((copy / "config.json").read_bytes(), (copy / "tokenizer.json").read_bytes()) == before
 
@@ -399,7 +400,9 @@ def test_threads_that_write_one_file_do_not_meet(tmp_path: Path) -> None:
 
 
 def test_a_model_of_ours_is_none_of_transformers(folder: Path) -> None:
-    with pytest.raises(ArgumentError, match="ours must not be False for a model of headwise: 'small' is one"):
+    with pytest.raises(
+        ArgumentError, match="ours must not be False for a model of headwise: got False for 'small'"
+    ):
         load(folder, ours=False)
     assert isinstance(load(folder, ours=True).model, Transformer)
 

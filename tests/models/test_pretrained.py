@@ -184,12 +184,12 @@ def test_what_is_no_folder_with_a_model_is_refused(copy: Path, tmp_path: Path) -
         load("./nowhere")
     with pytest.raises(ArgumentError, match="a folder that exists: there is no 'nowhere'; "):
         load(Path("nowhere"))
-    with pytest.raises(ArgumentError, match=r"config.json' is a file; name the folder"):
+    with pytest.raises(ArgumentError, match=r"config.json' is a file; pass its folder"):
         load(copy / "config.json")
-    with pytest.raises(ArgumentError, match=r"a folder with config.json: there is none in '"):
+    with pytest.raises(ArgumentError, match=r"a folder with config.json: '.*' has no such file"):
         load(tmp_path)
     (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
-    with pytest.raises(ArgumentError, match=r"saved as safetensors: there are none in '.*copy'; "):
+    with pytest.raises(ArgumentError, match=r"saved as safetensors: '.*copy' has no such file; "):
         load(copy)
 
 
@@ -282,13 +282,13 @@ def test_what_the_hub_does_not_give_is_one_line(monkeypatch: pytest.MonkeyPatch)
     for fetch, words in (
         (failing(errors.RepositoryNotFoundError), "there is no 'some/model', or it is private; "),
         (failing(errors.GatedRepoError), "'some/model' is gated; "),
-        (failing(errors.HFValidationError), "a name that the hub can have: got 'some/model'; "),
+        (failing(errors.HFValidationError), "a valid name on the hub: got 'some/model'; "),
         (
             offline,
-            r"asking the hub failed \(ConnectionError: no route to it\); check the name and the network, or "
+            r"the hub failed \(ConnectionError: no route to it\); check the name and the network, or "
             r"where there is a network: hf download some/model --local-dir model, .* the model \./model$",
         ),
-        (failing(RuntimeError), r"asking the hub failed \(RuntimeError: "),
+        (failing(RuntimeError), r"the hub failed \(RuntimeError: "),
     ):
         monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
         with pytest.raises(ArgumentError, match=words) as caught:

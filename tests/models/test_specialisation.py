@@ -62,7 +62,7 @@ def test_when_passes_over_what_was_not_measured() -> None:
     scores[1, 0, 2] = 0.3
     life = a_life(statistics={"previous": scores})
     assert life.when("previous", 0.0) == (20, 20480, 0, 2, pytest.approx(0.3))
-    with pytest.raises(ArgumentError, match="name must be of some head: 'previous' is NaN"):
+    with pytest.raises(ArgumentError, match="name must be a measured score: 'previous' is NaN"):
         life.best("previous")
 
 
@@ -90,15 +90,21 @@ MISUSES = {
     "a bool": (lambda life, folder: life.when("previous", True), "at_least must be a number: got True"),
     "no such layer": (lambda life, folder: life.of(2, 0), "layer must be from 0 to 1: got 2"),
     "no such head": (lambda life, folder: life.of(1, -1), "head must be from 0 to 2: got -1"),
-    "a shape": (bad(validation=torch.ones(4)), r"validation must be of every .*: got \[4\] for \[5\]"),
-    "a role's shape": (bad(roles={"a > b": torch.ones(C, L, 7)}), r"a > b must be .*: got \[5, 2, 7\]"),
+    "a shape": (bad(validation=torch.ones(4)), r"validation must have the shape \[5\]: got \[4\]"),
+    "a role's shape": (
+        bad(roles={"a > b": torch.ones(C, L, 7)}),
+        r"a > b must have the shape .*: got \[5, 2, 7\]",
+    ),
     "labels": (bad(labels=(((None,) * H,) * L,) * 4), r"labels must be one per .*: got \[4, 5\]"),
     "a layer less": (bad(labels=(((None,) * H,) * (L - 1),) * C), "labels must be one per checkpoint"),
     "a number for a folder": (lambda life, folder: specialisation(5), "folder must be a path: got 5"),  # type: ignore[arg-type]
     "nothing": (bad(statistics={}), "statistics must not be empty: got 0"),
     "no file": (lambda life, folder: specialisation(folder), "there is no .*specialisation.safetensors"),
     "no folder": (lambda life, folder: life.save(folder / "none"), "folder must exist: there is no .*none"),
-    "not ours": (lambda life, folder: specialisation(write(folder, "x")), "must hold a safetensors file: "),
+    "not ours": (
+        lambda life, folder: specialisation(write(folder, "x")),
+        "must contain a safetensors file: ",
+    ),
 }
 
 

@@ -184,11 +184,11 @@ def test_the_loss_of_a_transformer_is_of_the_next_real_token() -> None:
     of_each = [both(ids[i : i + 1], ids[i : i + 1, :n]).log_softmax(-1)[0] for i, n in enumerate(lengths)]
     each = [-log[at, ids[i, at + 1]] for i, log in enumerate(of_each) for at in range(lengths[i] - 1)]
     torch.testing.assert_close(messages, torch.stack(each).mean())
-    with pytest.raises(ArgumentError, match="batches must hold ids and target_ids: got ids"):
+    with pytest.raises(ArgumentError, match="batches must contain ids and target_ids: got ids"):
         fit(both, [ids])
-    with pytest.raises(ArgumentError, match="by lengths, not by a mask: got ids, mask"):
+    with pytest.raises(ArgumentError, match="by lengths, not a mask: got ids, mask"):
         fit(model, [{"ids": ids, "mask": torch.ones(3, 1, 1, 7, dtype=torch.bool)}])
-    with pytest.raises(ArgumentError, match="without an output: kind='encoder' ends"):
+    with pytest.raises(ArgumentError, match="without an output: got None for kind='encoder'"):
         fit(Transformer(TransformerConfig(kind="encoder", **sizes)), [ids])
 
 
@@ -371,7 +371,7 @@ def test_a_checkpoint_of_another_training_is_refused_by_words(tmp_path: Path) ->
     ]
     for model, change, message in cases:
         before = [each.clone() for each in model.parameters()]
-        with pytest.raises(ArgumentError, match="checkpoint must be of the same training: .*" + message):
+        with pytest.raises(ArgumentError, match="checkpoint must have the same settings: .*" + message):
             fit(model, BATCHES, loss, **{**options, **change})
         assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
@@ -394,10 +394,10 @@ def test_batches_that_come_in_another_order_are_refused(tmp_path: Path) -> None:
     options: dict[str, Any] = {"checkpoint": tmp_path / "training.pt", "steps": 9}
     fit(a_model(), BATCHES, loss, **{**options, "steps": 5})
     with pytest.raises(
-        ArgumentError, match="the same as before the checkpoint: the first of epoch 0 is another"
+        ArgumentError, match="the same as before the checkpoint: the first batch of epoch 0 differs"
     ):
         fit(a_model(), BATCHES[::-1], loss, **options)
-    with pytest.raises(ArgumentError, match="epoch 0 ends after 3 of 5 that were taken"):
+    with pytest.raises(ArgumentError, match="epoch 0 now has 3 batches, fewer than the 5 done"):
         fit(a_model(), BATCHES[:3], loss, **options)
 
 
@@ -420,20 +420,28 @@ def test_what_makes_no_sense_is_refused() -> None:
         with pytest.raises(ArgumentError, match=messages):
             fit(*args, **options)
 
-    refused("batches must hold at least one: got 0", model, [], loss)
-    refused("batches must hold at least one: got 0", model, iter(BATCHES), loss, epochs=2)
+    refused("batches must not be empty: got 0", model, [], loss)
+    refused("batches must not be empty: got 0", model, iter(BATCHES), loss, epochs=2)
     refused("batches must be an iterable of batches: got int", model, lambda epoch: 3, loss)
-    refused("steps must be given without epochs: got 5 and 2", model, BATCHES, loss, steps=5, epochs=2)
+    refused("steps must not be given with epochs: got 5 and 2", model, BATCHES, loss, steps=5, epochs=2)
     for name, count in (("steps", 0), ("epochs", 1.5), ("every", -1), ("warmup", -3)):
         messages = f"{name} must be a whole number, at least 1: got {count}"
         refused(messages, model, BATCHES, loss, **{name: count})
     refused("clip must be above 0: got 0", model, BATCHES, loss, clip=0)
     refused("torch.bfloat16: got torch.float16", model, BATCHES, loss, autocast=torch.float16)
     refused("known: got 'cosin'; did you mean 'cosine'", model, BATCHES, loss, schedule="cosin")
-    refused("schedule must know its end: got 'linear'", model, drawn, loss, schedule="linear")
+    refused(
+        "steps must be given for batches without a length: got schedule='linear'",
+        model,
+        drawn,
+        loss,
+        schedule="linear",
+    )
     sgd = torch.optim.SGD(other.parameters(), lr=0.1)
-    refused(r"4 of its own, the first \[7, 5\], are not in Sequential", model, BATCHES, loss, optimizer=sgd)
-    refused("lr must be the optimizer's own: got 0.3", other, BATCHES, loss, optimizer=sgd, lr=0.3)
+    refused(
+        r"4 of its parameters, the first \[7, 5\], are not in Sequential", model, BATCHES, loss, optimizer=sgd
+    )
+    refused("lr must not be given with an optimizer: got 0.3", other, BATCHES, loss, optimizer=sgd, lr=0.3)
     refused("Sequential has 0 of 4 that require", a_model().requires_grad_(False), BATCHES, loss)
     refused(r"return one number as a tensor: got shape \[3, 1\]", model, BATCHES, lambda m, x: m(x))
 

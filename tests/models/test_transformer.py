@@ -228,17 +228,17 @@ def spoiled(folders: Path, tmp_path: Path) -> Any:
         (
             "transformer.h.1.ln_2.bias",
             None,
-            "1 of 36 are not there, .* 'decoder.layers.1.feed_forward_norm.b",
+            "1 of 36 are missing, .* 'decoder.layers.1.feed_forward_norm.b",
         ),
-        ("extra", torch.ones(5), r"all have a place: 'extra' \[5\] has none"),
+        ("extra", torch.ones(5), r"must belong to this family: got 'extra' \[5\]"),
         (
             "transformer.h.2.ln_1.bias",
             torch.ones(3),
-            r"'decoder.layers.2.attention_norm.bias' \[3\] has none",
+            r"it has no 'decoder.layers.2.attention_norm.bias' \[3\]",
         ),
-        ("transformer.ln_f.weight", torch.ones(11), r"'decoder.norm.weight' is \[11\] for \[33\]"),
-        ("transformer.ln_f.bias", torch.ones(33).int(), "is torch.int32; quantised"),
-        ("lm_head.weight", torch.ones(47, 33), "lm_head has other numbers"),
+        ("transformer.ln_f.weight", torch.ones(11), r"'decoder.norm.weight' is \[11\], not \[33\]"),
+        ("transformer.ln_f.bias", torch.ones(33).int(), "is torch.int32; load quantised"),
+        ("lm_head.weight", torch.ones(47, 33), "lm_head must equal the embedding .*: got other numbers"),
     ],
     ids=["missing", "unknown", "a layer too many", "shape", "quantised", "not tied"],
 )
@@ -255,12 +255,12 @@ def test_every_weight_has_its_place_or_is_named(name: str, weight: Any, message:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"activation_function": "mish"}, "activation_function='mish' of gpt2 is not, supported are relu"),
-        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True of gpt2"),
-        ({"attention_sorcery": 3}, "attention_sorcery=3 of gpt2 is not"),
-        ({"quantization_config": {"bits": 4}}, r"quantization_config=\{'bits': 4\} of gpt2"),
-        ({"vocab_size": None}, "vocab_size=None of gpt2 is not, the config must set it"),
-        ({"model_type": "mamba"}, "got 'mamba', known are gpt2, bert, llama, mistral, qwen2, qwen3"),
+        ({"activation_function": "mish"}, r"activation_function='mish' in gpt2 \(supported are relu"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True in gpt2"),
+        ({"attention_sorcery": 3}, "attention_sorcery=3 in gpt2 .this field is unknown"),
+        ({"quantization_config": {"bits": 4}}, r"quantization_config=\{'bits': 4\} in gpt2"),
+        ({"vocab_size": None}, r"got vocab_size=None in gpt2 \(this field is required\)"),
+        ({"model_type": "mamba"}, "got 'mamba', not one of gpt2, bert, llama, mistral, qwen2, qwen3"),
     ],
 )
 def test_a_config_that_cannot_be_followed_is_refused_by_its_field(
@@ -273,7 +273,7 @@ def test_a_config_that_cannot_be_followed_is_refused_by_its_field(
 def test_a_file_that_cannot_be_read_is_named(spoiled: Any) -> None:
     place = spoiled()
     (place / "model.safetensors").write_bytes(b"no tensors")
-    with pytest.raises(ArgumentError, match=r"all its files: 'model.safetensors' cannot be read"):
+    with pytest.raises(ArgumentError, match=r"readable files: 'model.safetensors' is not"):
         load(place, ours=True)
 
 
@@ -282,7 +282,9 @@ def test_what_is_no_model_we_know_is_refused(theirs: Any) -> None:
         load(bert())
     with pytest.raises(ArgumentError, match="or a model of transformers: got Linear"):
         load(nn.Linear(2, 3))
-    with pytest.raises(ArgumentError, match="ours must be True for a model: got False with a BertModel"):
+    with pytest.raises(
+        ArgumentError, match="ours must be True for a loaded model: got False with a BertModel"
+    ):
         load(theirs["bert"], ours=False)
 
 
@@ -418,7 +420,7 @@ def test_the_source_is_read_once() -> None:
     cache.reorder(torch.tensor([1]))
     torch.testing.assert_close(model(None, target[1:2, 3:], cache=cache), whole[1:2, 3:])
     cache.reset()
-    with pytest.raises(ArgumentError, match="ids must be given until a cache has read them: got None"):
+    with pytest.raises(ArgumentError, match="ids must be given until a cache holds the source: got None"):
         model(None, target, cache=cache)
 
 
@@ -561,12 +563,16 @@ def test_types_and_positions_are_taken_as_given() -> None:
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"kind": "decorder"}, ArgumentError, "kind must be one of its words: got 'decorder'; did you mean"),
+        ({"kind": "decorder"}, ArgumentError, "kind must be a known choice: got 'decorder'; did you mean"),
         *[({name: "other"}, ArgumentError, f"{name} must be .* got 'other'") for name in list(WORDS)[1:]],
         ({"positions": "learned"}, ArgumentError, "max_length must be given with positions='learned'"),
         ({"windows": [3]}, ArgumentError, r"windows must be a tuple of one entry or more: got \[3\]"),
         ({"windows": (0,)}, MaskError, "window must be at least 1: got 0"),
-        ({"alibi": True, "relative_bias": Buckets()}, ArgumentError, "alibi must stand alone"),
+        (
+            {"alibi": True, "relative_bias": Buckets()},
+            ArgumentError,
+            "alibi must be False with relative_bias: got Buckets",
+        ),
         ({"num_layers": 0}, ShapeError, "num_layers must be a whole number of at least 1: got 0"),
         ({"vocab_size": 4.0}, ShapeError, "vocab_size must be .* got 4.0"),
         ({"d_ff": -3}, ShapeError, "d_ff must be .* got -3"),
@@ -587,19 +593,24 @@ CALLS: list[tuple[dict[str, Any], Any, type[Exception], str]] = [
     ({}, lambda m: m([[1, 2]]), ArgumentError, "ids must be a tensor of whole numbers: got list"),
     ({}, lambda m: m(torch.ones(2, 3)), ArgumentError, "whole numbers: got torch.float32"),
     ({}, lambda m: m(torch.ones(3).long()), ShapeError, r"ids must be \[B, T\], not empty: got \[3\]"),
-    ({}, lambda m: m(tokens(), tokens()), ArgumentError, "target_ids must .* this is a decoder"),
+    ({}, lambda m: m(tokens(), tokens()), ArgumentError, "target_ids must .* got a decoder"),
     ({}, lambda m: m(tokens(), target_lengths=[1]), ArgumentError, "target_lengths must .* a decoder"),
     ({}, lambda m: m(tokens(), token_types=tokens()), ArgumentError, "config.token_types=0"),
-    ({}, lambda m: m(tokens(), positions=torch.arange(7)), ArgumentError, "positions must be of a model"),
+    (
+        {},
+        lambda m: m(tokens(), positions=torch.arange(7)),
+        ArgumentError,
+        r"positions must be None .* got int64 \[7\]",
+    ),
     ({}, lambda m: m.encode(tokens()), ArgumentError, "encode must .* got a decoder"),
     (ENCODER, lambda m: m.cache(), ArgumentError, "cache must .* got an encoder"),
-    (ENCODER, lambda m: m(tokens(), cache=ours().cache()), ArgumentError, "cache must .* for an encoder"),
-    (LEARNED, lambda m: m(tokens()), ShapeError, r"ids must fit the positions there are: 0 \+ 7 > 5"),
+    (ENCODER, lambda m: m(tokens(), cache=ours().cache()), ArgumentError, "cache must .* got an encoder"),
+    (LEARNED, lambda m: m(tokens()), ShapeError, r"ids must fit the model's max_length: 0 \+ 7 > 5"),
     (
         BOTH | {"token_types": 2},
         lambda m: m(tokens(), tokens(), token_types=tokens()),
         ArgumentError,
-        "token_types must be those of one text",
+        r"token_types must be None .* got int64 \[3, 7\]",
     ),
     (BOTH, lambda m: m(tokens()), ArgumentError, "target_ids must be .* got NoneType"),
 ]
@@ -671,7 +682,7 @@ def test_a_cache_in_which_a_step_was_interrupted_is_not_gone_on_with() -> None:
 
 def test_a_cache_of_something_else_is_refused() -> None:
     model, ids = ours(rope=Rope()), torch.randint(47, (2, 6))
-    with pytest.raises(ShapeError, match="the model's layers: 3 and 2"):
+    with pytest.raises(ShapeError, match="as many layers as the model: 3 and 2"):
         model(ids, cache=ours(rope=Rope(), num_layers=3).cache())
     with pytest.raises(ArgumentError, match="cache must be a ModelCache: got KVCache"):
         model(ids, cache=model.cache().layers[0])
@@ -688,14 +699,14 @@ def test_the_words_of_transformers_are_answered_with_ours() -> None:
     for name, arguments, answer in (
         ("input_ids", torch.zeros(1, 3, dtype=torch.long), r"int64 \[1, 3\]; its name is ids here"),
         ("attention_mask", torch.ones(2, 3), r"\[2, 3\]; .*lengths=attention_mask.sum\(1\)"),
-        ("past_key_values", None, r"None; make cache=model.cache\(\)"),
-        ("labels", torch.ones(2), r"\[2\]; give the logits"),
+        ("past_key_values", None, r"None; create cache = model.cache\(\)"),
+        ("labels", torch.ones(2), r"\[2\]; pass the logits"),
         ("token_type_ids", 7, "7; its name is token_types here"),
-        ("output_attentions", True, "True; run it in with headwise.watch"),
+        ("output_attentions", True, "True; call the model inside `with headwise.watch"),
     ):
         with pytest.raises(ArgumentError, match=f"{name} .* {answer}"):
             model(**{name: arguments})
     with pytest.raises(TypeError, match="no argument 'lenghts': did you mean 'lengths'"):
         model(torch.zeros(1, 3, dtype=torch.long), lenghts=[3])
-    with pytest.raises(TypeError, match="needs ids: got none"):
+    with pytest.raises(TypeError, match="ids must be given: got none"):
         model()

@@ -35,7 +35,7 @@ def as_batches(batches: object) -> Iterator[object]:
     for count, batch in enumerate(batches, 1):  # noqa: B007, counted to the end
         yield batch
     if not count:
-        raise ArgumentError("batches must hold at least one: got 0; an iterator that was used up gives none")
+        raise ArgumentError("batches must not be empty: got 0; use a list, not an exhausted iterator")
 
 
 def run(model: nn.Module, batch: object) -> object:
@@ -56,7 +56,7 @@ def own_loss(model: nn.Module, batch: object) -> Tensor:
         batch = {"input_ids": batch}
     if not isinstance(batch, Mapping):
         raise ArgumentError(
-            f"batches must be mappings without a loss_fn: got {type(batch).__name__}; "
+            f"batches must be mappings if loss_fn is None: got {type(batch).__name__}; "
             "give loss_fn(model, batch)"
         )
     batch = dict(batch)
@@ -64,8 +64,8 @@ def own_loss(model: nn.Module, batch: object) -> Tensor:
         is_causal = type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
         if "input_ids" not in batch or not is_causal:
             raise ArgumentError(
-                f"batches must hold labels: got {', '.join(map(str, batch)) or 'nothing'} for "
-                f"{type(model).__name__}; add them, or give loss_fn(model, batch)"
+                f"batches must contain labels for {type(model).__name__}: got "
+                f"{', '.join(map(str, batch)) or 'nothing'}; add labels, or give loss_fn(model, batch)"
             )
         labels, real = batch["input_ids"], batch.get("attention_mask")
         batch["labels"] = labels if real is None else labels.masked_fill(real == 0, IGNORED)
@@ -89,9 +89,8 @@ def token_loss(model: Transformer, batch: Any) -> Tensor:
             `labels`, too, of the shape of the predicted tokens: -100 where it does not count.
 
     Raises:
-        ArgumentError: an encoder, which predicts nothing; a batch without ids; a mask, of which it is not
-        known
-            whether it is padding.
+        ArgumentError: an encoder, which predicts nothing; a batch without ids; a mask without labels,
+            since it may hide more than padding.
 
     Example:
         >>> from headwise.models import TransformerConfig
@@ -102,8 +101,8 @@ def token_loss(model: Transformer, batch: Any) -> Tensor:
     """
     if model.config.output is None:
         raise ArgumentError(
-            f"loss_fn must be given for a model without an output: kind={model.config.kind!r} ends with "
-            "hidden states; give loss_fn(model, batch)"
+            f"loss_fn must be given for a model without an output: got None for kind={model.config.kind!r}; "
+            "give loss_fn(model, batch)"
         )
     is_decoder = model.config.kind == "decoder"
     names = ("ids",) if is_decoder else ("ids", "target_ids")
@@ -112,7 +111,7 @@ def token_loss(model: Transformer, batch: Any) -> Tensor:
     missing = [name for name in names if name not in batch]
     if missing or ("mask" in batch and "labels" not in batch and is_decoder):
         rule = (
-            f"must hold {' and '.join(names)}" if missing else "must tell padding by lengths, not by a mask"
+            f"must contain {' and '.join(names)}" if missing else "must mark padding by lengths, not a mask"
         )
         raise ArgumentError(
             f"batches {rule}: got {', '.join(map(str, batch)) or 'nothing'}; use a mapping of the model's "
@@ -145,8 +144,8 @@ def _call(loss_fn: Loss, model: nn.Module, batch: object) -> Tensor:
     if getattr(function, "__module__", None) in ("torch.nn.modules.loss", "torch.nn.functional"):
         name = getattr(function, "__name__", type(function).__name__)
         raise ArgumentError(
-            f"loss_fn must take the model and a batch: got torch's {name}, of an output and a target; put it "
-            "in a function, as lambda model, batch: loss(model(batch[0]), batch[1])"
+            f"loss_fn must take the model and a batch: got torch's {name}, which takes an output and a "
+            "target; use lambda model, batch: loss(model(batch[0]), batch[1])"
         )
     try:
         return loss_fn(model, batch)

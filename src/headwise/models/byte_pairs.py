@@ -50,8 +50,8 @@ class BytePairs:
         library = _library()
         if not isinstance(inner, library.Tokenizer):
             raise ArgumentError(
-                f"inner must be a Tokenizer of the library tokenizers: got {type(inner).__name__}; see "
-                "tokenizers.Tokenizer.from_file"
+                f"inner must be a Tokenizer of the library tokenizers: got {type(inner).__name__}; load it "
+                "with tokenizers.Tokenizer.from_file"
             )
         padding = inner.padding
         self._inner: tokenizers.Tokenizer = library.Tokenizer.from_str(inner.to_str())
@@ -99,8 +99,8 @@ class BytePairs:
         inner: Any = getattr(tokenizer, "backend_tokenizer", tokenizer)
         if not isinstance(inner, _library().Tokenizer):
             raise ArgumentError(
-                f"tokenizer must be one that tokenizer.json can hold: got {type(tokenizer).__name__}; use a "
-                "fast one, built on the library tokenizers"
+                f"tokenizer must be of the library tokenizers: got {type(tokenizer).__name__}; use a fast "
+                "tokenizer, which can be saved as tokenizer.json"
             )
         return cls(inner)
 
@@ -118,8 +118,8 @@ class BytePairs:
         except Exception as error:  # the library raises Exception itself
             reason = str(error).strip().partition("\n")[0]
             raise ArgumentError(
-                f"tokenizer must be one of the library tokenizers: {str(file)!r} cannot be read ({reason}); "
-                "save it again"
+                f"tokenizer must be a valid tokenizer.json: {str(file)!r} cannot be read ({reason}); save it "
+                "again"
             ) from error
         return cls(inner, model_max_length=model_max_length)
 
@@ -160,7 +160,7 @@ class BytePairs:
         """
         texts = [text] if isinstance(text, str) else text
         if not isinstance(texts, (list, tuple)) or not all(isinstance(each, str) for each in texts):
-            raise ArgumentError(f"text must be a string or a list of them: got {_kind(text)}; see str()")
+            raise ArgumentError(f"text must be a string or a list of strings: got {_kind(text)}; use str()")
         if return_tensors not in (None, "pt"):
             raise ArgumentError(f"return_tensors must be 'pt' or None: got {return_tensors!r}; use 'pt'")
         if padding not in (None, True, False, "longest"):
@@ -172,7 +172,7 @@ class BytePairs:
         longest = max(lengths, default=0)
         if tensors and padding is False and lengths.count(longest) < len(lengths):
             raise ArgumentError(
-                f"padding must be True for texts of different lengths as tensors: got {lengths}; leave it out"
+                f"padding must be True for tensors of texts of different lengths: got {lengths}; leave it out"
             )
         fill = next((i for i in (self.pad_token_id, self.bos_token_id) if i is not None), 0)
         columns: dict[str, tuple[list[Any], Any]] = {  # of every text, and what it is filled up with
@@ -207,14 +207,14 @@ class BytePairs:
         if not truncation:
             if max_length is not None:
                 raise ArgumentError(
-                    f"max_length must come with truncation=True: got {max_length} without; give both"
+                    f"max_length must be given with truncation=True: got {max_length} without it; give both"
                 )
             return None
         most = self.model_max_length if max_length is None else max_length
         around = self._inner.num_special_tokens_to_add(False) if special else 0
         if isinstance(most, bool) or not isinstance(most, int) or most <= around:
             raise ArgumentError(
-                f"max_length must leave room for a token beside {around} special ones: got {most!r}; try 512"
+                f"max_length must be above {around}, the number of special tokens: got {most!r}; try 512"
             )
         return most - around
 
@@ -226,8 +226,8 @@ class BytePairs:
             bare = self._inner.encode(text, add_special_tokens=False)
         except Exception as error:  # of the library itself
             raise ArgumentError(
-                f"text must be of words that the tokenizer knows: {text[:40]!r} is not ({error}); is "
-                "it another model's tokenizer?"
+                f"text must contain only words of the tokenizer: got {text[:40]!r} ({error}); use the "
+                "model's own tokenizer"
             ) from error
         bare.truncate(most)
         return self._inner.post_process(bare, None, special)
@@ -249,8 +249,8 @@ class BytePairs:
         """
         if clean_up_tokenization_spaces:
             raise ArgumentError(
-                "clean_up_tokenization_spaces must be False: got True, and bytes hold their own spaces; "
-                "leave it out"
+                "clean_up_tokenization_spaces must be False: got True, which would change the text; leave it "
+                "out"
             )
         ids = self._ids(tokens)
         return self._inner.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -279,19 +279,19 @@ class BytePairs:
         if isinstance(tokens, Tensor):
             if tokens.ndim > 1:
                 raise ArgumentError(
-                    f"tokens must be of one sequence: got a tensor {list(tokens.shape)}; take a row of it"
+                    f"tokens must be one sequence: got a tensor {list(tokens.shape)}; pass one row of it"
                 )
             tokens = tokens.tolist()
         ids = [tokens] if isinstance(tokens, int) else list(tokens)
         for token in ids:
             if not hasattr(token, "__index__"):
                 raise ArgumentError(
-                    f"tokens must be ids: got {token!r}; convert_ids_to_tokens and decode take whole numbers"
+                    f"tokens must be whole numbers: got {token!r}; pass the ids that encode returns"
                 )
             if not 0 <= token < self._size:
                 raise ArgumentError(
-                    f"tokens must be ids below {self.vocab_size}: got {token}; is it another model's "
-                    "tokenizer?"
+                    f"tokens must be ids below {self.vocab_size}: got {token}; use the tokenizer that "
+                    "made the ids"
                 )
         return ids
 
@@ -322,7 +322,7 @@ def check_letters(text: str) -> None:
     except UnicodeEncodeError as error:
         half = text[error.start]
         raise ArgumentError(
-            f"text must be of whole letters: got {half!r} in it; is it written in UTF-8?"
+            f"text must be valid Unicode: got half a letter, {half!r}; write the text in UTF-8"
         ) from error
 
 

@@ -76,7 +76,7 @@ class Settings:
         """Return the value of a required field."""
         value = self.may(name)
         if value is None:
-            raise self._refusal(name, None, "the config must set it")
+            raise self._refusal(name, None, "this field is required")
         return value
 
     def may(self, name: str) -> Any:
@@ -98,9 +98,8 @@ class Settings:
 
     def _refusal(self, name: str, value: object, reason: str) -> ArgumentError:
         return ArgumentError(
-            f"config must be supported by headwise: {name}={value!r} of {self._family} is not, "
-            f"{reason}; "
-            "use the model of transformers"
+            f"config must be supported by headwise: got {name}={value!r} in {self._family} ({reason}); use "
+            "the model of transformers"
         )
 
 
@@ -353,8 +352,8 @@ def family_of(fields: Mapping[str, Any]) -> Family:
     kind = fields.get("model_type")
     if kind not in FAMILIES:
         raise ArgumentError(
-            f"model must be of a family that headwise knows: got {kind!r}, known are {', '.join(FAMILIES)}; "
-            "use the model of transformers"
+            f"model must be of a supported family: got {kind!r}, not one of {', '.join(FAMILIES)}; use the "
+            "model of transformers"
         )
     return FAMILIES[kind]
 
@@ -371,14 +370,14 @@ def from_transformers(model: nn.Module) -> Transformer:
     config = getattr(model, "config", None)
     if not hasattr(config, "to_dict"):
         raise ArgumentError(
-            f"model must be a folder, a name or a model of transformers: got {type(model).__name__}; a model "
-            "that is loaded goes to headwise.watch as it is"
+            f"model must be a folder, a name or a model of transformers: got {type(model).__name__}; pass "
+            "other models to headwise.watch"
         )
     fields = config.to_dict()  # type: ignore[union-attr]
     family, name = family_of(fields), type(model).__name__
     if name not in family.classes:
         raise ArgumentError(
-            f"model must be one of {', '.join(family.classes)}: got {name}; load what it is built on"
+            f"model must be one of {', '.join(family.classes)}: got {name}; pass its base model"
         )
     fields.pop("quantization_config", None)  # of the files it came from: its weights speak for themselves
     state: Mapping[str, Tensor] = model.state_dict(keep_vars=True)
@@ -413,7 +412,7 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
                     yield name, opened.get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise ArgumentError(
-                f"model must have all its files: {file.name!r} cannot be read ({error}); fetch it again"
+                f"model must have readable files: {file.name!r} is not ({error}); download it again"
             ) from error
 
 
@@ -429,7 +428,7 @@ def _filled(config: TransformerConfig, family: Family, theirs: Mapping[str, Tens
         output, tokens = state.pop("output.weight"), state.get("embedding.tokens.weight")
         if tokens is not None and output is not tokens and not torch.equal(output, tokens):
             raise ArgumentError(
-                "output must be the embedding where a config ties them: lm_head has other numbers; set "
+                "lm_head must equal the embedding if tie_word_embeddings=True: got other numbers; set "
                 "tie_word_embeddings=False in the config"
             )
     _check_places(model, state)
@@ -451,8 +450,8 @@ def _placed(family: Family, name: str, tensor: Tensor) -> Iterator[tuple[str, Te
     places = family.names.get(pattern)
     if places is None or kind not in ("weight", "bias"):
         raise ArgumentError(
-            f"weights must all have a place: {name!r} {list(tensor.shape)} has none in this family; use the "
-            "model as transformers has it"
+            f"weights must belong to this family: got {name!r} {list(tensor.shape)}; use the model of "
+            "transformers"
         )
     if pattern in family.transposed and kind == "weight":
         tensor = tensor.t()
@@ -468,22 +467,22 @@ def _check_places(model: Transformer, state: Mapping[str, Any]) -> None:
     missing = [name for name in wanted if name not in state]
     if missing:
         raise ArgumentError(
-            f"model must have all its weights: {len(missing)} of {len(wanted)} are not there, such as what "
-            f"becomes {missing[0]!r}; are these the weights of another model?"
+            f"model must have all its weights: {len(missing)} of {len(wanted)} are missing, such as "
+            f"{missing[0]!r}; use weights and config of the same model"
         )
     for name, tensor in state.items():
         if name not in wanted:
             raise ArgumentError(
-                f"weights must all have a place: what would be {name!r} {list(tensor.shape)} has none by "
-                "this config; are these the weights of another model?"
+                f"weights must fit the config: it has no {name!r} {list(tensor.shape)}; use weights and "
+                "config of the same model"
             )
         if tensor.shape != wanted[name].shape:
             raise ArgumentError(
-                f"weights must fit the config: what becomes {name!r} is {list(tensor.shape)} for "
-                f"{list(wanted[name].shape)}; are these the weights of another model?"
+                f"weights must fit the config: {name!r} is {list(tensor.shape)}, not "
+                f"{list(wanted[name].shape)}; use weights and config of the same model"
             )
         if not tensor.is_floating_point():
             raise ArgumentError(
-                f"weights must be floating point: what becomes {name!r} is {tensor.dtype}; quantised models "
-                "stay with transformers"
+                f"weights must be floating point: {name!r} is {tensor.dtype}; load quantised models with "
+                "transformers"
             )

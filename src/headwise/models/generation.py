@@ -278,8 +278,8 @@ def _checked(model: Transformer, ids: Tensor, count: int, options: Options) -> S
     config, settings = model.config, Sampling(**options)
     if config.output is None:
         raise ArgumentError(
-            f"generate must be called on a model with an output: kind={config.kind!r} ends with hidden "
-            "states; use a decoder"
+            f"generate must be called on a model with an output: got kind={config.kind!r} without one; use "
+            "a decoder"
         )
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ArgumentError(f"max_new_tokens must be a whole number, at least 1: got {count!r}; try 20")
@@ -288,27 +288,26 @@ def _checked(model: Transformer, ids: Tensor, count: int, options: Options) -> S
         raise ShapeError(f"ids must be a tensor [B, T]: got {shape}; use ids[None] for one text")
     if ids.is_cpu and ids.numel() and not ids.is_floating_point() and int(ids.max()) >= config.vocab_size:
         raise ArgumentError(
-            f"ids must be tokens: got {int(ids.max())} for a vocabulary of {config.vocab_size}; is it "
-            "another model's tokenizer?"
+            f"ids must be in the vocabulary: got {int(ids.max())} for a vocabulary of {config.vocab_size}; "
+            "use the model's own tokenizer"
         )
     shard = _local_heads(model)
     if shard is not None and settings.compile:
         raise ArgumentError(
-            f"compile must be False where heads lie over several processes: got True for {shard}; leave "
-            "it out"
+            f"compile must be False if heads are sharded over processes: got True for {shard}; leave it out"
         )
     _check_drawing(settings.temperature, settings.top_k, settings.top_p)
     _check_positions(model, ids, count)
     if (settings.start is None) == (config.kind == "encoder-decoder"):
         raise ArgumentError(
-            f"start must be given to an encoder-decoder, and to no other: got {settings.start!r} for "
-            f"{config.kind}; it is the first token of the output"
+            f"start must be given for an encoder-decoder and no other model: got {settings.start!r} for "
+            f"{config.kind}; start is the first token of the output"
         )
     stops = _list_stops(settings.stop)
     for token in (settings.start, *stops):
         if token is not None and not 0 <= token < config.vocab_size:
             raise ArgumentError(
-                f"stop and start must be tokens: got {token} for a vocabulary of {config.vocab_size}; use "
+                f"stop and start must be in the vocabulary: got {token} of {config.vocab_size}; use "
                 "the tokenizer's eos_token_id"
             )
     return settings._replace(stop=torch.tensor(stops, device=ids.device) if stops else None)
@@ -322,18 +321,18 @@ def _list_stops(stop: int | Sequence[int] | None) -> list[int]:
         return [index(token) for token in several]
     except TypeError:
         raise ArgumentError(
-            f"stop must be a token, or several: got {stop!r}; use the tokenizer's eos_token_id"
+            f"stop must be a token id or several: got {stop!r}; use the tokenizer's eos_token_id"
         ) from None
 
 
 def _check_drawing(temperature: float, top_k: int | None, top_p: float | None) -> None:
     if not temperature >= 0:
-        raise ArgumentError(f"temperature must be 0 or more: got {temperature!r}; 0 is the likeliest token")
+        raise ArgumentError(f"temperature must be 0 or more: got {temperature!r}; use 0 for greedy")
     for name, value in (("top_k", top_k), ("top_p", top_p)):
         if value is not None and temperature == 0:
             raise ArgumentError(
-                f"{name} must come with a temperature above 0: got {name}={value!r} and temperature=0, which "
-                "draws nothing; try temperature=1.0"
+                f"{name} must be given with a temperature above 0: got {name}={value!r} and temperature=0; "
+                "try temperature=1.0"
             )
     if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1):
         raise ArgumentError(f"top_k must be a whole number, at least 1: got {top_k!r}; try 50")
@@ -346,6 +345,6 @@ def _check_positions(model: Transformer, ids: Tensor, count: int) -> None:
     if config.positions == "learned" and config.max_length and T + count - 1 > config.max_length:
         room = config.max_length - T + 1
         raise ShapeError(
-            f"max_new_tokens must fit the positions there are: {T} + {count} - 1 > {config.max_length}; "
-            + (f"ask for {room} at most" if room > 0 else "cut the prompt")
+            f"max_new_tokens must fit the model's max_length: {T} + {count} - 1 > {config.max_length}; "
+            + (f"use at most {room}" if room > 0 else "shorten the prompt")
         )

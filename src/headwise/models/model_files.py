@@ -92,8 +92,8 @@ def save(
     for name in contents:
         if (place / name).is_dir():  # the others would have taken their names by then
             raise ArgumentError(
-                f"folder must have room for a file {name}: {str(place / name)!r} is a folder; choose another "
-                "place"
+                f"folder must not contain a folder named {name}: got {str(place / name)!r}; choose another "
+                "folder"
             )
     with ExitStack() as files:  # every file is whole before the first takes its name
         for name, content in contents.items():
@@ -108,23 +108,23 @@ def _place_for(folder: str | os.PathLike[str], with_tokenizer: bool) -> Path:
         raise ArgumentError(f"folder must be a path: got {folder!r} ({error}); try 'mine'") from error
     if not place.parent.is_dir():
         raise ArgumentError(
-            f"folder must go into an existing folder: there is no {str(place.parent)!r}; make it first"
+            f"folder must be inside an existing folder: there is no {str(place.parent)!r}; create it first"
         )
     try:
         place.mkdir(exist_ok=True)
     except OSError as error:
         raise ArgumentError(
-            f"folder must be one that can be made: {str(folder)!r}: {error.strerror}; choose another place"
+            f"folder must be writable: {str(folder)!r} cannot be created ({error.strerror}); choose another"
         ) from error
     if (place / CONFIG).exists() and not is_ours(place):
         raise ArgumentError(
-            f"folder must be empty or one of Transformer.save: {str(folder)!r} has another "
+            f"folder must be empty or written by Transformer.save: {str(folder)!r} has another "
             f"{CONFIG}; choose another folder"
         )
     if not with_tokenizer and os.path.lexists(place / VOCABULARY):
         raise ArgumentError(
-            f"tokenizer must be given where the folder has one: {str(folder)!r} has a {VOCABULARY}; give "
-            "it, or choose another folder"
+            f"tokenizer must be given if the folder contains one: {str(folder)!r} has a {VOCABULARY}; "
+            "give it, or choose another folder"
         )
     return place
 
@@ -133,7 +133,7 @@ def _own_dtype(model: Transformer) -> torch.dtype:
     kinds = sorted({_name_of(parameter.dtype) for parameter in model.parameters()})
     if len(kinds) != 1 or kinds[0] not in DTYPES:
         raise ArgumentError(
-            f"model must be in one dtype of {', '.join(DTYPES)}: got {' and '.join(kinds)}; use model.float()"
+            f"model must have one dtype of {', '.join(DTYPES)}: got {' and '.join(kinds)}; use model.float()"
         )
     return DTYPES[kinds[0]]
 
@@ -144,8 +144,8 @@ def _stored(model: Transformer, dtype: torch.dtype) -> dict[str, Tensor]:
     over = next((name for name, weight in state.items() if type(weight).__name__ == "DTensor"), None)
     if over is not None:
         raise ArgumentError(
-            f"model must be in one process to be saved: {over!r} {list(state[over].shape)} lies over "
-            "several; use torch.distributed.checkpoint, or load its full state dict into one that is"
+            f"model must not be sharded to be saved: {over!r} {list(state[over].shape)} is a DTensor; use "
+            "torch.distributed.checkpoint, or load its full state dict into a model in one process"
         )
     _check_described(model, state)
     tensors = {}
@@ -154,8 +154,8 @@ def _stored(model: Transformer, dtype: torch.dtype) -> dict[str, Tensor]:
         tensors[name] = weight.detach().to("cpu", dtype, copy=True).contiguous()
         if not torch.equal(tensors[name].isfinite(), weight.isfinite().cpu()):
             raise ArgumentError(
-                f"dtype must hold every weight: {name!r} has {weight.abs().max().item():.3g}, "
-                f"{_name_of(dtype)} ends at {torch.finfo(dtype).max:.3g}; use torch.bfloat16"
+                f"dtype must hold every weight: {name!r} has {weight.abs().max().item():.3g}, above "
+                f"the largest {_name_of(dtype)}, {torch.finfo(dtype).max:.3g}; use torch.bfloat16"
             )
     return tensors
 
@@ -165,21 +165,21 @@ def _check_described(model: Transformer, state: Mapping[str, Tensor]) -> None:
     kind = type(model)
     if nn.Module not in kind.__bases__:  # a subclass; Transformer itself imports this file
         raise ArgumentError(
-            f"model must be a plain Transformer: got {kind.__name__}, to be read as one; use torch.save"
+            f"model must be a plain Transformer: got the subclass {kind.__name__}; use torch.save"
         )
     with Undrawn():
         made = kind(model.config, device="meta")
     for name, shape, expected in _other_shapes(state, made.state_dict()):
         raise ArgumentError(
-            f"model must be as its config says: {name!r} is {shape} for {expected}; use "
-            "torch.save for a model that was pruned or changed by hand"
+            f"model must match its config: {name!r} is {shape}, not {expected}; use torch.save for a model "
+            "that was pruned or changed by hand"
         )
     meant = _firsts(made)
     for name, first in _firsts(model).items():
         if first != meant[name]:
             raise ArgumentError(
-                f"model must be as its config says: {name!r} is {first!r}, too; share them by the config, as "
-                "output='tied' does"
+                f"model must share weights as its config does: {name!r} is {first!r}, not {meant[name]!r}; "
+                "change the config, for example to output='tied'"
             )
 
 
@@ -225,7 +225,8 @@ def _plain(name: str, value: object) -> object:
     if isinstance(value, float) and math.isfinite(value):
         return value
     raise ArgumentError(
-        f"config must hold plain numbers and words to be saved: {name} is {value!r}; use those of headwise.nn"
+        f"config must hold only numbers, strings and settings of headwise.nn to be saved: {name} is "
+        f"{value!r}; replace it"
     )
 
 
@@ -255,7 +256,7 @@ def _check_kinds(name: str, kind: type, values: Mapping[str, object]) -> None:
         if field in values and not _fits(values[field], hint):
             raise ArgumentError(
                 f"{name}.{field} must be {hint if get_args(hint) else hint.__name__}: got {values[field]!r}; "
-                "make the config anew"
+                "create the config again"
             )
 
 
@@ -276,18 +277,16 @@ def _fits(value: object, hint: Any) -> bool:
 def _checked_fields(name: str, plain: object, names: Sequence[str]) -> Plain:
     """Return the fields, or refuse the first that is not known, or not there, by its name."""
     if not isinstance(plain, dict):
-        raise ArgumentError(
-            f"{name} must be an object of fields: got {type(plain).__name__}; was {CONFIG} changed?"
-        )
+        raise ArgumentError(f"{name} must be a JSON object: got {type(plain).__name__}; save the model again")
     for field in plain:
         if field not in names:
             raise ArgumentError(
-                f"{name} must have fields that headwise knows: got {field!r}; update headwise"
+                f"{name} must contain only fields that headwise knows: got {field!r}; update headwise"
             )
     for field in names:
         if field not in plain:
             raise ArgumentError(
-                f"{name} must have all its fields: {field!r} is missing; was {CONFIG} changed?"
+                f"{name} must have all its fields: {field!r} is missing; save the model again"
             )
     return plain
 
@@ -335,12 +334,12 @@ def read(folder: Path, kind: type[Transformer]) -> tuple[Transformer, str | None
     except (HeadwiseError, TypeError, RuntimeError) as error:  # sizes beyond what torch counts
         reason = str(error).partition("\n")[0]
         raise ArgumentError(
-            f"model must have a valid config: that of {str(folder)!r} is not ({reason}); save it again"
+            f"model must have a valid config: {str(folder)!r} has none ({reason}); save the model again"
         ) from error
     if model is None:
         raise ArgumentError(
-            f"weights must be those of the config: {len(tensors)} of them for num_layers = "
-            f"{config.num_layers} in {str(folder)!r}; are they of another model?"
+            f"weights must fit the config: {len(tensors)} tensors for num_layers = {config.num_layers} in "
+            f"{str(folder)!r}; save the model again"
         )
     model.load_state_dict(_weights(folder, model, header, tensors), assign=True)
     return model.eval(), header["title"]
@@ -360,7 +359,7 @@ def _read_header(folder: Path) -> Plain:
         plain = json.loads((folder / CONFIG).read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ArgumentError(
-            f"model must have a {CONFIG} that can be read: {str(folder)!r} has none ({error}); save it again"
+            f"model must have a readable {CONFIG}: {str(folder)!r} has none ({error}); save the model again"
         ) from error
     is_object = isinstance(plain, dict)
     version = [plain.get("format"), plain.get("version")] if is_object else type(plain).__name__
@@ -373,10 +372,10 @@ def _read_header(folder: Path) -> Plain:
     for name in ("dtype", "stored"):
         if not isinstance(header[name], str) or header[name] not in DTYPES:
             raise ArgumentError(
-                f"{name} must be one of {', '.join(DTYPES)}: {CONFIG} says {header[name]!r}; was it changed?"
+                f"{name} must be one of {', '.join(DTYPES)}: {CONFIG} has {header[name]!r}; save again"
             )
     if not isinstance(header["title"], str | None):
-        raise ArgumentError(f"title must be a string: {CONFIG} says {header['title']!r}; was it changed?")
+        raise ArgumentError(f"title must be a string: {CONFIG} has {header['title']!r}; save the model again")
     return header
 
 
@@ -388,8 +387,8 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
     except (OSError, SafetensorError) as error:
         raise ArgumentError(
-            f"model must have its weights: {WEIGHTS} in {str(folder)!r} cannot be read ({error}); save "
-            "it again"
+            f"model must have readable weights: {WEIGHTS} in {str(folder)!r} is not ({error}); save the "
+            "model again"
         ) from error
 
 
@@ -401,14 +400,14 @@ def _weights(
     wanted = {name: weight for name, weight in model.state_dict().items() if firsts[name] == name}
     for name, shape, expected in _other_shapes(tensors, wanted):
         raise ArgumentError(
-            f"weights must be those of the config: {name!r} is {shape} for {expected} in "
-            f"{str(folder)!r}; are they of another model?"
+            f"weights must fit the config: {name!r} is {shape}, not {expected}, in {str(folder)!r}; save "
+            "the model again"
         )
     for name, weight in tensors.items():
         if _name_of(weight.dtype) != header["stored"]:
             raise ArgumentError(
-                f"weights must be stored as {CONFIG} says: {name!r} is {_name_of(weight.dtype)} for "
-                f"{header['stored']}; are they of another model?"
+                f"weights must have the dtype in {CONFIG}: {name!r} is {_name_of(weight.dtype)}, not "
+                f"{header['stored']}; save the model again"
             )
     weights = {name: weight.to(own, copy=True) for name, weight in tensors.items()}
     return {name: weights[first] for name, first in firsts.items()}
@@ -418,5 +417,5 @@ def _check_fit(tokenizer: BytePairs, config: TransformerConfig) -> None:
     if tokenizer.vocab_size > config.vocab_size:
         raise ArgumentError(
             f"tokenizer must fit the model: {tokenizer.vocab_size} entries for a vocabulary of "
-            f"{config.vocab_size}; are they a pair?"
+            f"{config.vocab_size}; use the model's own tokenizer"
         )

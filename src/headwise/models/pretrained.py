@@ -99,20 +99,20 @@ def load(
     if isinstance(name_or_path, nn.Module):
         if ours is False:
             raise ArgumentError(
-                f"ours must be True for a model: got False with a {type(name_or_path).__name__}; a model "
-                "that is loaded goes to headwise.watch as it is"
+                f"ours must be True for a loaded model: got False with a {type(name_or_path).__name__}; pass "
+                "the model to headwise.watch instead"
             )
         return from_transformers(name_or_path)
     if name_or_path is not None and not isinstance(name_or_path, (str, os.PathLike)):
         raise ArgumentError(
-            f"model must be a folder or a name: got {type(name_or_path).__name__}; a model that is loaded "
-            "goes to headwise.watch as it is"
+            f"model must be a folder or a name: got {type(name_or_path).__name__}; pass a loaded model to "
+            "headwise.watch instead"
         )
     folder, title = _place_of(name_or_path)
     if name_or_path in (None, MINI) or model_files.is_ours(folder):
         if ours is False:
             raise ArgumentError(
-                f"ours must not be False for a model of headwise: {title!r} is one; leave it out"
+                f"ours must not be False for a model of headwise: got False for {title!r}; leave it out"
             )
         return _load_ours(folder, title)
     if not ours:
@@ -136,14 +136,13 @@ def _place_of(name_or_path: str | os.PathLike[str] | None) -> tuple[Path, str]:
     if name and folder.is_dir():
         return folder, folder.resolve().name
     if name and folder.exists():
-        raise ArgumentError(f"model must be a folder or a name: {name!r} is a file; name the folder it is in")
+        raise ArgumentError(f"model must be a folder or a name: {name!r} is a file; pass its folder")
     if isinstance(name_or_path, os.PathLike) or LIKE_A_PATH.fullmatch(name):
         raise ArgumentError(f"model must be a folder that exists: there is no {name!r}; check the name")
     meant = re.sub("[-_ ]", "", name.lower())
     if meant in (MINI, MINILM):  # no name on the hub
         raise ArgumentError(
-            f"model must be a folder, or a name as it is written: there is no {name!r}; did you mean "
-            f"{meant!r}?"
+            f"model must be a folder or an exact name: there is no {name!r}; did you mean {meant!r}?"
         )
     return from_hub(name), name
 
@@ -209,7 +208,7 @@ def _load_theirs(folder: Path, title: str) -> Pretrained:
     if missing:  # transformers would draw them at random and go on
         raise ArgumentError(
             f"model must have all its weights: {len(missing)} of {len(model.state_dict())} are not in "
-            f"{title!r}, such as {missing[0]!r}; are these the weights of another model?"
+            f"{title!r}, such as {missing[0]!r}; use weights and config of the same model"
         )
     if getattr(model.config, "is_encoder_decoder", False):
         model, title = model.get_encoder(), f"{title}, encoder"
@@ -223,15 +222,15 @@ def _load_tokenizer(folder: Path, title: str) -> Tokenizer:
         return NoTokenizer(PackageMissing(wanted, name="transformers"))
     if not any(any(folder.glob(pattern)) for pattern in VOCABULARIES):
         wanted = f"tokenizer must be in the model's folder: {title!r} has none of {', '.join(VOCABULARIES)}"
-        return NoTokenizer(ArgumentError(f"{wanted}; give the model ids"))
+        return NoTokenizer(ArgumentError(f"{wanted}; pass ids to the model"))
     from transformers import AutoTokenizer
 
     with quietly():
         try:
             tokenizer: Tokenizer = AutoTokenizer.from_pretrained(folder, **FROM_FILES)
         except Exception as error:
-            reason = f"that of {title!r} does not ({_in_one_line(error)})"
-            refusal = f"tokenizer must load with transformers: {reason}; give the model ids"
+            reason = f"{title!r} has one that does not ({_in_one_line(error)})"
+            refusal = f"tokenizer must load with transformers: {reason}; pass ids to the model"
             return NoTokenizer(ArgumentError(refusal))
     return tokenizer
 
@@ -260,12 +259,12 @@ class NoTokenizer:
 def _check_files(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise ArgumentError(
-            f"model must be a folder with config.json: there is none in {str(folder)!r}; "
-            "name a folder that save_pretrained wrote"
+            f"model must be a folder with config.json: {str(folder)!r} has no such file; "
+            "pass a folder that save_pretrained wrote"
         )
     if not any(folder.glob("*.safetensors")):
         raise ArgumentError(
-            f"model must be saved as safetensors: there are none in {str(folder)!r}; "
+            f"model must be saved as safetensors: {str(folder)!r} has no such file; "
             "load it with transformers and save it with save_pretrained"
         )
 
@@ -296,7 +295,7 @@ def from_hub(name: str) -> Path:
             return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(WANTED)))
     except HFValidationError as error:
         advice = "names look like google-bert/bert-base-uncased"
-        raise ArgumentError(f"model must be a name that the hub can have: got {name!r}; {advice}") from error
+        raise ArgumentError(f"model must be a valid name on the hub: got {name!r}; {advice}") from error
     except GatedRepoError as error:
         raise ArgumentError(
             f"model must be accessible: {name!r} is gated; accept its terms on the hub, then run: "
@@ -311,7 +310,7 @@ def from_hub(name: str) -> Path:
         folder = name.rpartition("/")[2]
         first = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "check the name and the network"
         raise ArgumentError(
-            f"model must be here or on a hub that can be reached: there is no folder {name!r}, and asking "
+            f"model must be a folder, or on a hub that can be reached: there is no folder {name!r}, and "
             f"the hub failed ({_in_one_line(error.__cause__ or error)}); {first}, or where there is a "
             f"network: hf download {name} --local-dir {folder}, and copy that folder here: it is the model "
             f"./{folder}"
@@ -393,7 +392,7 @@ def read(text: str, model: nn.Module, tokenizer: Tokenizer, *, most: int = MOST_
         inputs = {name: value for name, value in encoded.items() if name in parameters}
     if max(ids) >= size:
         raise ArgumentError(
-            f"tokenizer must fit the model: token {max(ids)} for a vocabulary of {size}; are they a pair?"
+            f"tokenizer must fit the model: token {max(ids)} for a vocabulary of {size}; use the model's own"
         )
     return Reading(inputs, [token_name(tokenizer, token) for token in ids], length, limit)
 

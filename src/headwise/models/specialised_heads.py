@@ -158,7 +158,7 @@ class Specialisation:
         """
         last = self.scores(name)[-1].nan_to_num(-math.inf)
         if torch.isneginf(last).all():
-            raise ArgumentError(f"name must be of some head: {name!r} is NaN for all; choose another")
+            raise ArgumentError(f"name must be a measured score: {name!r} is NaN for all heads; use another")
         layer, head = divmod(int(last.argmax()), last.shape[1])
         return layer, head
 
@@ -172,7 +172,7 @@ class Specialisation:
         for name, value, size in (("layer", layer, L), ("head", head, H)):
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < size:
                 raise ArgumentError(
-                    f"{name} must be from 0 to {size - 1}: got {value!r}; {L} layers of {H} heads"
+                    f"{name} must be from 0 to {size - 1}: got {value!r}; there are {L} layers of {H} heads"
                 )
         measured = self.statistics | self.roles
         return [
@@ -217,7 +217,7 @@ class Specialisation:
             from safetensors.torch import save
         place = Path(folder) / FILE
         if not place.parent.is_dir():
-            raise ArgumentError(f"folder must exist: there is no {str(place.parent)!r}; make it first")
+            raise ArgumentError(f"folder must exist: there is no {str(place.parent)!r}; create it")
         tensors = {name: getattr(self, name) for name in NUMBERS}
         for kind, values in (("statistics", self.statistics), ("roles", self.roles)):
             tensors |= {f"{kind}/{name}": value.float() for name, value in values.items()}
@@ -239,8 +239,8 @@ class Specialisation:
 def _check_shape(name: str, value: Tensor, shape: tuple[int, ...]) -> None:
     if tuple(value.shape) != shape:
         raise ArgumentError(
-            f"{name} must be of every checkpoint: got {list(value.shape)} for {list(shape)}; "
-            "measure them together"
+            f"{name} must have the shape {list(shape)}: got {list(value.shape)}; "
+            "measure all checkpoints together"
         )
 
 
@@ -267,8 +267,8 @@ def specialisation(folder: str | os.PathLike[str] | None = None) -> Specialisati
     place = Path(MINI if folder is None else folder) / FILE
     if not place.is_file():
         raise ArgumentError(
-            f"folder must hold what was measured in training: there is no {str(place)!r}; "
-            "python -m studies.checkpoints makes it from checkpoints"
+            f"folder must contain measurements of a training: there is no {str(place)!r}; "
+            "create it with python -m studies.checkpoints"
         )
     try:
         with safe_open(place, framework="pt") as file:
@@ -276,14 +276,13 @@ def specialisation(folder: str | os.PathLike[str] | None = None) -> Specialisati
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except Exception as error:
         raise ArgumentError(
-            f"folder must hold a safetensors file: {str(place)!r}: {error}; make it again"
+            f"folder must contain a safetensors file: {str(place)!r} is not one ({error}); create it again"
         ) from error
     file_format = header.get("format") if isinstance(header, dict) else type(header).__name__
     if file_format != FORMAT:
         raise ArgumentError(
-            f"folder must hold what was measured in training: {str(place)!r} is {file_format!r}, not "
-            f"{FORMAT!r}; "
-            "make it again with this version"
+            f"folder must contain measurements of a training: {str(place)!r} is {file_format!r}, not "
+            f"{FORMAT!r}; create it again with this version"
         )
     try:
         return Specialisation(
@@ -297,5 +296,5 @@ def specialisation(folder: str | os.PathLike[str] | None = None) -> Specialisati
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ArgumentError(
-            f"folder must hold all that was measured: {str(place)!r} lacks {error}; make it again"
+            f"folder must contain all measurements: {str(place)!r} lacks {error}; create it again"
         ) from error

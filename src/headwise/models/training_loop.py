@@ -247,16 +247,16 @@ def fit(
 
 def _check_options(clip: float | None, autocast: torch.dtype | None, **counts: int | None) -> None:
     if clip is not None and not clip > 0:
-        raise ArgumentError(f"clip must be above 0: got {clip!r}; None clips nothing")
+        raise ArgumentError(f"clip must be above 0: got {clip!r}; use None for no clipping")
     if autocast not in (None, torch.bfloat16):
         raise ArgumentError(
-            f"autocast must be torch.bfloat16: got {autocast}; float16 needs its losses scaled, in a loop of "
-            "your own"
+            f"autocast must be torch.bfloat16: got {autocast}; for float16 write a loop of your own, "
+            "with scaled losses"
         )
     if counts["steps"] is not None and counts["epochs"] is not None:
         raise ArgumentError(
-            f"steps must be given without epochs: got {counts['steps']} and {counts['epochs']}; steps go "
-            "through the batches as often as they need"
+            f"steps must not be given with epochs: got {counts['steps']} and {counts['epochs']}; give only "
+            "steps to go through the batches as often as needed"
         )
     for name, count in counts.items():
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
@@ -276,19 +276,17 @@ def _checked_optimizer(model: nn.Module, optimizer: Optimizer | None, lr: float 
         if not wanted:
             raise ArgumentError(
                 f"model must have parameters to train: {type(model).__name__} has 0 of "
-                f"{len(list(model.parameters()))} that require a gradient; model.requires_grad_() sets all"
+                f"{len(list(model.parameters()))} that require gradients; call model.requires_grad_()"
             )
         return torch.optim.AdamW(wanted, lr=1e-3 if lr is None else lr)
     if lr is not None:
-        raise ArgumentError(
-            f"lr must be the optimizer's own: got {lr!r} beside one; give it to the optimizer"
-        )
+        raise ArgumentError(f"lr must not be given with an optimizer: got {lr!r}; set lr in the optimizer")
     own = {id(each) for each in model.parameters()}
     others = [each for group in optimizer.param_groups for each in group["params"] if id(each) not in own]
     if others:
         raise ArgumentError(
-            f"optimizer must be of the model's parameters: {len(others)} of its own, the first "
-            f"{list(others[0].shape)}, are not in {type(model).__name__}; make it after changing the model"
+            f"optimizer must have only parameters of the model: {len(others)} of its parameters, the first "
+            f"{list(others[0].shape)}, are not in {type(model).__name__}; create it after changing the model"
         )
     return optimizer
 
@@ -299,7 +297,7 @@ def _share_of_lr(schedule: str | Schedule, warmup: int, total: int | None) -> Sc
         raise ArgumentError(f"schedule must be known: got {schedule!r}; {nearest(str(schedule), SCHEDULES)}")
     if not callable(schedule) and schedule != "constant" and total is None:
         raise ArgumentError(
-            f"schedule must know its end: got {schedule!r} and batches without a length; give steps"
+            f"steps must be given for batches without a length: got schedule={schedule!r}; give steps"
         )
 
     def share(step: int) -> float:
@@ -320,9 +318,8 @@ def _check_finite(loss: float, norm: float | None, step: int) -> None:
             f"loss is {loss:g}" if norm is None else f"loss is {loss:g} and its gradient's norm {norm:g}"
         )
         raise ArgumentError(
-            f"loss_fn must give finite losses and gradients: at step {step} the {loss_text}; lower lr, "
-            "warm up, "
-            "or look for NaN in the batch. The weights are those before this step"
+            f"loss_fn must return a finite loss with finite gradients: at step {step} the {loss_text}; lower "
+            "lr, warm up, or look for NaN in the batch. The weights are those before this step"
         )
 
 
@@ -381,8 +378,8 @@ def _checkpoint_file(checkpoint: str | os.PathLike[str], model: nn.Module) -> Pa
     for name, parameter in model.named_parameters():
         if type(parameter).__name__ == "DTensor":
             raise ArgumentError(
-                f"checkpoint must be of a model in one process: got {str(file)!r}, and {name} lies over "
-                "several; save with torch.distributed.checkpoint in a callback"
+                f"checkpoint must be None for a sharded model: got {str(file)!r}, but {name} is a DTensor; "
+                "save with torch.distributed.checkpoint in a callback"
             )
     return file
 
@@ -411,7 +408,7 @@ def _write(file: Path, content: dict[str, Any]) -> None:
 
 def _read(file: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Return what was written, if it is of a training with these settings."""
-    advice = "give another name, or resume=False to write over it"
+    advice = "use another name, or resume=False to overwrite it"
     try:
         saved = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # of pickle, zip and torch, by what is wrong with the file
@@ -427,8 +424,8 @@ def _read(file: Path, settings: dict[str, Any]) -> dict[str, Any]:
         current, stored = (each.get(name, "absent") for each in (settings, saved["settings"]))
         if current != stored:
             raise ArgumentError(
-                f"checkpoint must be of the same training: {name} is {current} here and {stored} in "
-                f"{str(file)!r}; give the same, another name, or resume=False to write over it"
+                f"checkpoint must have the same settings: {name} is {current} here and {stored} in "
+                f"{str(file)!r}; use the same settings, another name, or resume=False to overwrite it"
             )
     return saved
 
@@ -467,7 +464,7 @@ def _remaining(
             if position.batch == 1:
                 first = _hash(batch)
                 if consumed and first != position.first:
-                    raise _another_order(f"the first of epoch {position.epoch} is another")
+                    raise _another_order(f"the first batch of epoch {position.epoch} differs")
                 position.first = first
             if position.batch > consumed:
                 yield batch
@@ -475,7 +472,7 @@ def _remaining(
                 _set_states(generators, position.now)
         if position.batch < consumed:
             raise _another_order(
-                f"epoch {position.epoch} ends after {position.batch} of {consumed} that were taken"
+                f"epoch {position.epoch} now has {position.batch} batches, fewer than the {consumed} done"
             )
         consumed = position.batch = 0
         position.epoch += 1
@@ -483,9 +480,8 @@ def _remaining(
 
 def _another_order(evidence: str) -> ArgumentError:
     return ArgumentError(
-        f"batches must be the same as before the checkpoint: {evidence}; let them draw from "
-        "torch or "
-        "from the epoch's number, or give resume=False to begin anew"
+        f"batches must be the same as before the checkpoint: {evidence}; shuffle with torch's "
+        "random numbers or by the epoch's number, or use resume=False to start again"
     )
 
 

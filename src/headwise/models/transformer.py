@@ -39,10 +39,10 @@ OF_A_CALL = {  # what transformers' models are given
     "input_ids": (
         'its name is ids here, and it comes first: model(tokenizer(text, return_tensors="pt")["input_ids"])'
     ),
-    "attention_mask": "say how many tokens of each text are real: lengths=attention_mask.sum(1)",
-    "past_key_values": "make cache=model.cache() once, and give it to every call",
-    "labels": "give the logits to torch.nn.functional.cross_entropy, or train with headwise.models.fit",
-    "output_attentions": "run it in with headwise.watch(model) as heads",
+    "attention_mask": "pass the number of real tokens of each text: lengths=attention_mask.sum(1)",
+    "past_key_values": "create cache = model.cache() once, and pass it to every call",
+    "labels": "pass the logits to torch.nn.functional.cross_entropy, or train with headwise.models.fit",
+    "output_attentions": "call the model inside `with headwise.watch(model) as heads:`",
 }
 
 
@@ -128,11 +128,11 @@ class Transformer(nn.Module):
         if wrong:
             refuse("Transformer", wrong, OF_A_CALL, Transformer.forward)
         if ids is REQUIRED:
-            raise TypeError("a call of Transformer needs ids: got none; model(ids), ids int [B, T]")
+            raise TypeError("ids must be given: got none; call model(ids) with ids int [B, T]")
         if last and self._sharding is not None:
             raise ArgumentError(
-                "last must be left out where a sequence lies over ranks: got True, and the last token is one "
-                "rank's; use headwise.parallel.join on what the model gives"
+                "last must be False for a sequence sharded over ranks: got True; use "
+                "headwise.parallel.join on the output"
             )
         x = self.hidden(
             ids, target_ids, mask=mask, lengths=lengths, target_lengths=target_lengths, positions=positions,
@@ -205,7 +205,7 @@ class Transformer(nn.Module):
         """
         if self.decoder is None:
             raise ArgumentError(
-                "cache must be of a model with a decoder: got an encoder; it reads all at once"
+                "cache must be called on a model with a decoder: got an encoder; pass all tokens at once"
             )
         layers: Any = self.decoder.layers
         return ModelCache([layer.attention.cache(batch, max_length) for layer in layers])
@@ -234,12 +234,11 @@ class Transformer(nn.Module):
             for name, value in (("target_ids", target_ids), ("target_lengths", target_lengths)):
                 if value is not None:
                     raise ArgumentError(
-                        f"{name} must be given to an encoder-decoder alone: this is a {self.config.kind}; "
-                        "use ids"
+                        f"{name} must only be given to an encoder-decoder: got a {self.config.kind}; use ids"
                     )
             if self.decoder is None and cache is not None:
                 raise ArgumentError(
-                    "cache must be of a model with a decoder: got one for an encoder; leave it out"
+                    "cache must only be given to a model with a decoder: got an encoder; leave it out"
                 )
             stack = self.decoder or self.encoder
             assert stack is not None
@@ -249,12 +248,12 @@ class Transformer(nn.Module):
             )  # fmt: skip
         if token_types is not None:
             raise ArgumentError(
-                "token_types must be those of one text: got them for an encoder-decoder; leave them"
+                f"token_types must be None for an encoder-decoder: got {text_of(token_types)}; leave them out"
             )
         assert self.decoder is not None
         source = {} if ids is None else self._read_source(ids, mask, lengths, cache)
         if ids is None and (cache is None or cache.memories is None):
-            raise ArgumentError("ids must be given until a cache has read them: got None; give the source")
+            raise ArgumentError("ids must be given until a cache holds the source: got None; pass the source")
         if cache is not None and cache.memories is not None:
             source = {"memories": cache.memories}
         return self._run(
@@ -331,12 +330,14 @@ class Transformer(nn.Module):
             )
         if types is not None and self.embedding.types is None:
             raise ArgumentError(
-                "token_types must be of a model that has them: config.token_types=0; leave them"
+                "token_types must only be given to a model with types: config.token_types=0; leave them out"
             )
         config, T = self.config, ids.shape[1]
         if config.positions is None:
             if positions is not None and config.rope is None:
-                raise ArgumentError("positions must be of a model that has them: got none; leave them out")
+                raise ArgumentError(
+                    f"positions must be None without rope: got {text_of(positions)}; drop them"
+                )
         elif positions is None:
             before, device = 0, ids.device
             if self._sharding is not None:
@@ -348,9 +349,8 @@ class Transformer(nn.Module):
             if config.positions == "learned" and config.max_length and length > config.max_length:
                 requested = f"{before} + {T}" if self._sharding is None else f"{length} over all ranks"
                 raise ShapeError(
-                    f"ids must fit the positions there are: {requested} > {config.max_length}; cut the "
-                    "text, or "
-                    "make the model with a larger max_length"
+                    f"ids must fit the model's max_length: {requested} > {config.max_length}; shorten the "
+                    "text, or make the model with a larger max_length"
                 )
         embedded: Tensor = self.embedding(ids, positions, types)
         return embedded
@@ -442,8 +442,8 @@ def _check_cache(cache: object, count: int) -> None:
         raise ArgumentError(f"cache must be a ModelCache: got {text_of(cache)}; make one with model.cache()")
     if len(cache.layers) != count:
         raise ShapeError(
-            f"cache must have the model's layers: {len(cache.layers)} and {count}; make one with "
-            "model.cache() of the model itself"
+            f"cache must have as many layers as the model: {len(cache.layers)} and {count}; make one with "
+            "this model's cache()"
         )
     if torch.compiler.is_compiling():  # there each layer counts on the device
         return
@@ -464,8 +464,8 @@ def _last(x: Tensor, lengths: Lengths | None) -> Tensor:
     counts = as_lengths(lengths)
     if can_read(counts) and bool((counts < 1).any()):
         raise MaskError(
-            f"lengths must be at least 1 where a last token is asked for: got {int(counts.min())}; leave "
-            "empty sequences out"
+            f"lengths must be at least 1 to use the last tokens: got {int(counts.min())}; leave empty "
+            "sequences out"
         )
     ends = counts.to(x.device) - 1  # [B]
     return x[torch.arange(len(x), device=x.device), ends][:, None]

@@ -134,7 +134,7 @@ class TransformerConfig:
             value = getattr(self, name)
             if value not in words:
                 choices = nearest(str(value), [word for word in words if word is not None])
-                raise ArgumentError(f"{name} must be one of its words: got {value!r}; {choices}")
+                raise ArgumentError(f"{name} must be a known choice: got {value!r}; {choices}")
         sizes = Sizes.of(self.d_model, self.num_heads, self.num_kv_heads, self.head_dim)
         wide = 4 * sizes.d_model
         if self.gated:
@@ -176,7 +176,7 @@ class TransformerConfig:
                 "max_length must be given with positions='learned': got None; for example 512"
             )
         if self.alibi and self.relative_bias is not None:
-            raise ArgumentError("alibi must stand alone: got alibi=True and relative_bias; choose one")
+            raise ArgumentError(f"alibi must be False with relative_bias: got {self.relative_bias}; use one")
 
     def window_of(self, layer: int) -> Window | None:
         """Return the window of a layer, counted from 0."""
