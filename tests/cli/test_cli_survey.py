@@ -123,11 +123,13 @@ def test_mistakes_are_one_line(
     own: str, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "out")
-    assert "there is no" in mistake(capsys, own, str(tmp_path / "none"), "--out", out)
+    assert "or folder that exists: got" in mistake(capsys, own, str(tmp_path / "none"), "--out", out)
     assert "sort must be a known name: got 'x'" in mistake(
         capsys, own, str(corpus), "--out", out, "--sort", "x"
     )
-    assert "engine must be one of" in mistake(capsys, own, str(corpus), "--out", out, "--engine", "x")
+    assert "engine must be here or ray: got 'x'" in mistake(
+        capsys, own, str(corpus), "--out", out, "--engine", "x"
+    )
     assert "is a file" in mistake(capsys, own, str(corpus), "--out", str(corpus))
     assert "--out" in mistake(capsys, own, str(corpus))
 

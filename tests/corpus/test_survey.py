@@ -116,16 +116,16 @@ def test_documents_of_every_kind_are_found_in_the_order_of_their_paths(tmp_path:
         ("d.parquet:0", "rows"), ("d.parquet:1", None), ("d.parquet:2", "here"),
     ]  # fmt: skip
     assert [each.position for each in listed] == list(range(8))
-    assert listed[6].error == "field 'text' must be a string: got nothing"
+    assert listed[6].error == "field 'text' must be a string: got null"
 
 
 BAD = {
     b"not json": "line must be JSON: Expecting value at character 0",
     b'{"text": "a': "line must be JSON: Unterminated string starting at at character 9",
     b'["a"]': "line must be an object with a field 'text': got list",
-    b'{"body": "a"}': "field 'text' must be there: got 'body'",
+    b'{"body": "a"}': "line must have a field 'text': got 'body'",
     b'{"text": 3}': "field 'text' must be a string: got int",
-    b'{"text": "\xff"}': "line must be UTF-8: it is not, at byte 10",
+    b'{"text": "\xff"}': "line must be UTF-8: invalid byte at position 10",
     b"[" * 100_000: "line must be JSON: it is nested too deeply",
 }
 
@@ -151,7 +151,7 @@ def test_a_document_that_is_too_long_is_never_held_whole(
     assert listed[1].error == "document must be at most 200 bytes: it has 1013"
     assert [each.name for each in listed[:4]] == [f"a.jsonl:{number}" for number in (1, 2, 3, 4)]
     assert listed[4].error == "document must be at most 200 bytes: it has 300"
-    assert listed[5].error == "text must be UTF-8: it is not, at byte 0"
+    assert listed[5].error == "text must be UTF-8: invalid byte at position 0"
 
 
 def test_names_in_any_letters_are_documents(tmp_path: Path) -> None:
@@ -168,16 +168,19 @@ def test_names_in_any_letters_are_documents(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda place: place / "none", "corpus must be a file or folder: there is no '.*none'; check"),
-        (lambda place: place, "corpus must hold a document: 0 in '.*', of 0 files; known are .txt"),
+        (lambda place: place / "none", "corpus must be a file or folder that exists: got '.*none'; check"),
+        (
+            lambda place: place,
+            "corpus must hold a document: found 0 in '.*', among 0 files; the endings that are read are .txt",
+        ),
         (lambda place: _file(place / "a.pdf", b"x"), r"corpus must end in .*: got '.*a.pdf'; rename it"),
         (
             lambda place: _file(place / "a.parquet", b"x"),
-            r"a document that can be read: 'a.parquet': it is not a Parquet file \(.*\); check",
+            r"a document that can be read: 'a.parquet': it is not a Parquet file \(.*\); check the file",
         ),
         (
             lambda place: table(place / "a.parquet", body=["a"]).parent,
-            "a document that can be read: 'a.parquet': it has no column 'text', but body; check",
+            "'a.parquet': it has no column 'text'; its columns are body; check the file",
         ),
     ],
     ids=["nothing", "empty", "kind", "no parquet", "column"],
@@ -205,10 +208,10 @@ def test_a_file_that_changes_meanwhile_is_refused(name: str, tmp_path: Path) -> 
     write("one cat")
     plan = Plan.of(place)
     write("one dog")  # as long
-    with pytest.raises(ArgumentError, match=f"corpus must stay as it is .* '{name}' has changed"):
+    with pytest.raises(ArgumentError, match=f"corpus must not change .* '{name}' has changed"):
         list(Texts(plan).block(0))
     place.unlink()
-    with pytest.raises(ArgumentError, match=f"corpus must stay as it is .* '{name}' cannot be read"):
+    with pytest.raises(ArgumentError, match=f"corpus must not change .* '{name}' cannot be read"):
         list(Texts(plan).block(0))
 
 
@@ -272,7 +275,8 @@ def test_what_cannot_be_read_is_counted_named_and_read_by_a_later_run(
     assert lost["folders"] == (1, [("locked/", "Permission denied")])
     assert dict(lost["files"][1]) | {"bad.parquet": ""} == {
         "bad.parquet": "", "gone.txt": "No such file or directory", "pipe.md": "it is not a regular file",
-        "unread.jsonl": "Input/output error", "z/column.parquet": "it has no column 'text', but body",
+        "unread.jsonl": "Input/output error",
+        "z/column.parquet": "it has no column 'text'; its columns are body",
     }  # fmt: skip
     count, first = lost["files of other kinds"]
     assert count == 2 and [name for name, _ in first] == ["notes.txt.gz", "z/LICENSE"]
@@ -443,7 +447,7 @@ def test_a_device_that_is_lost_ends_the_survey_and_names_the_document(
     measure.add(Document("d", "d", None, 0, "a zebra"), messages)
     assert messages.documents[0]["failure"] == documents.RETRY
     answer(torch.AcceleratorError("CUDA error: device lost"))
-    with pytest.raises(ArgumentError, match=r"device must stay usable: cuda:97 is lost since 'd'"):
+    with pytest.raises(ArgumentError, match=r"device must keep working: cuda:97 failed at document 'd'"):
         measure.add(Document("d", "d", None, 0, "a zebra"), Rows())
 
 
@@ -650,7 +654,9 @@ def test_texts_that_are_the_same_are_listed_once(small: Pretrained, tmp_path: Pa
 
 def test_nothing_that_can_be_read_is_said_so(small: Pretrained, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("no\nnor this\n")
-    with pytest.raises(ArgumentError, match=r"must have read a document: 0 of 2; .* line must be JSON"):
+    with pytest.raises(
+        ArgumentError, match=r"must have read a document: it read 0 of 2; .* line must be JSON"
+    ):
         run(small, tmp_path / "a.jsonl", tmp_path / "out")
     assert repr(hw.load_survey(tmp_path / "out")).endswith("no document read)")
 
@@ -676,7 +682,7 @@ def test_files_are_read_by_duckdb_pandas_and_polars_as_they_are(surveyed: Any) -
     assert surveyed.to_pandas("heads").verdict.tolist() == [head.verdict for head in surveyed]
     saved = pandas.read_parquet(surveyed.folder / "summary-statistics.parquet")
     pandas.testing.assert_frame_equal(saved, surveyed.to_pandas())
-    with pytest.raises(ArgumentError, match=r"table must be a known one: got 'head'; did you mean 'heads'"):
+    with pytest.raises(ArgumentError, match=r"table must be a known name: got 'head'; did you mean 'heads'"):
         surveyed.to_pandas("head")
 
 
@@ -684,13 +690,15 @@ def test_a_survey_that_is_loaded_says_the_same(surveyed: Any, tmp_path: Path) ->
     again = hw.load_survey(surveyed.folder)
     assert again.tables() == surveyed.tables() and again.is_complete
     assert repr(again) == repr(surveyed) == f"Survey({surveyed.documents} documents, 6 heads)"
-    with pytest.raises(ArgumentError, match=r"folder must be a survey's: there is no survey.json in '.*'"):
+    with pytest.raises(ArgumentError, match=r"folder must contain a survey: '.*' has no survey.json; run"):
         hw.load_survey(tmp_path)
-    with pytest.raises(ArgumentError, match=r"must have that head: got layer 7, head 0; layers are 0, 1"):
+    with pytest.raises(
+        ArgumentError, match=r"index must be a head of the survey: got layer 7, head 0; the layers are 0, 1"
+    ):
         again[7, 0]
-    with pytest.raises(ArgumentError, match=r"survey must be asked for a layer and a head: got 3"):
+    with pytest.raises(ArgumentError, match=r"index must be a pair of layer and head: got 3"):
         again[3]
-    with pytest.raises(ArgumentError, match=r"position must be of a document: got 37 of 37"):
+    with pytest.raises(ArgumentError, match=r"position must be one of 0 to 36: got 37;"):
         again.document(37)
     with pytest.raises(ArgumentError, match=r"trained must be given .* got None for 'small'"):
         again.typical()
@@ -759,9 +767,12 @@ def test_a_folder_is_one_survey(small: Pretrained, tmp_path: Path) -> None:
     corpus, out = lines(tmp_path / "a.jsonl", texts(3)), tmp_path / "out"
     run(small, corpus, out)
     for options, messages in (
-        ({"max_tokens": 7}, r"these options: .* was begun with .*'max_tokens': None.* and this has .*7"),
-        ({"threads": 2}, r"these options: .*'threads': 1.* and this has .*2"),
-        ({"block": 3}, r"block must be as it was: .* was begun with 16, and this is 3"),
+        (
+            {"max_tokens": 7},
+            r"these options: .* was started with .*'max_tokens': None.* this call has .*7",
+        ),
+        ({"threads": 2}, r"these options: .*'threads': 1.* this call has .*2"),
+        ({"block": 3}, r"block must not change: .* was started with 16, this call has 3"),
     ):
         with pytest.raises(ArgumentError, match=messages):
             run(small, corpus, out, **options)
@@ -770,7 +781,7 @@ def test_a_folder_is_one_survey(small: Pretrained, tmp_path: Path) -> None:
         before = parameter[0, 0].item()
         parameter[0, 0] += 1
     try:
-        with pytest.raises(ArgumentError, match=r"a survey of this model: .* with 'small' \(.*\), and this"):
+        with pytest.raises(ArgumentError, match=r"a survey of this model: .* with 'small' \(.*\), this call"):
             run(small, corpus, out)
     finally:
         with torch.no_grad():
@@ -784,14 +795,16 @@ def test_a_folder_is_one_survey(small: Pretrained, tmp_path: Path) -> None:
         if messages is None:
             run(small, corpus, out)  # the corpus is that one file
             continue
-        with pytest.raises(ArgumentError, match=f"corpus must be the one that .* was begun with: {messages}"):
+        with pytest.raises(
+            ArgumentError, match=f"corpus must be the one that .* was started with: {messages}"
+        ):
             run(small, corpus, out)
     message = json.loads((out / "survey.json").read_text())
     (out / "survey.json").write_text(json.dumps(message | {"format": "headwise survey 0"}))
     with pytest.raises(ArgumentError, match=r"of this format, 'headwise survey 1': got 'headwise survey 0'"):
         run(small, corpus, out)
     (out / "survey.json").unlink()
-    with pytest.raises(ArgumentError, match=r"has its files but no survey.json"):
+    with pytest.raises(ArgumentError, match=r"has files of a survey but no survey.json"):
         run(small, corpus, out)
 
 
@@ -813,12 +826,12 @@ def test_of_two_that_begin_at_once_one_decides_what_the_folder_is(
 
     monkeypatch.setattr(begun, "write_atomic", late)
     with pytest.raises(
-        ArgumentError, match=r"corpus must be the one that .* was begun with: 'b.jsonl' is not"
+        ArgumentError, match=r"corpus must be the one that .* was started with: 'b.jsonl' is missing"
     ):
         run(small, mine, tmp_path / "out")
     assert hw.load_survey(tmp_path / "out").document(4).name == "b.jsonl:5"
     (tmp_path / "out" / "corpus.parquet").unlink()  # killed in between
-    with pytest.raises(ArgumentError, match=r"its files are others"):
+    with pytest.raises(ArgumentError, match=r"its files differ"):
         run(small, other, tmp_path / "out")
     assert run(small, theirs, tmp_path / "out").is_complete
 
@@ -832,7 +845,7 @@ def test_files_that_come_or_go_are_named(small: Pretrained, tmp_path: Path) -> N
     with pytest.raises(ArgumentError, match=r"'b.jsonl' is new"):
         run(small, corpus, out)
     (corpus / "a.jsonl").unlink()
-    with pytest.raises(ArgumentError, match=r"'a.jsonl' is not there any more"):
+    with pytest.raises(ArgumentError, match=r"'a.jsonl' is missing"):
         run(small, corpus, out)
     with pytest.raises(ArgumentError, match=r"out must not be the corpus itself"):
         run(small, corpus, corpus)
@@ -844,11 +857,17 @@ WRONG = {
     "field": ({"field": ""}, "field must be a name: got ''"),
     "tokens": ({"max_tokens": 0}, "max_tokens must be a whole number of at least 1: got 0"),
     "threads": ({"threads": True}, "threads must be a whole number of at least 1: got True"),
-    "room": ({"max_tokens": 1}, "max_tokens must leave room for a word beside 1 special token: got 1"),
-    "engine": ({"engine": "spark"}, "engine must be one of here, ray: got 'spark'"),
-    "workers": ({"workers": 2}, "workers must go with engine='ray': got 2 with 'here'"),
-    "device": ({"device": "cuda"}, "device must go with a model by name: got 'cuda' and a model"),
-    "tokenizer": ({"tokenizer": len}, "tokenizer must go with a model: got builtin_function_or_method"),
+    "room": ({"max_tokens": 1}, "max_tokens must be more than the number of special tokens, 1: got 1"),
+    "engine": ({"engine": "spark"}, "engine must be here or ray: got 'spark'"),
+    "workers": ({"workers": 2}, "workers must be given only with engine='ray': got 2 with 'here'"),
+    "device": (
+        {"device": "cuda"},
+        "device must be given only with the name of a model: got 'cuda' and Pretrained",
+    ),
+    "tokenizer": (
+        {"tokenizer": len},
+        "tokenizer must be given only with a module: got builtin_function_or_method for",
+    ),
 }
 
 
@@ -863,7 +882,7 @@ def test_what_is_asked_for_in_the_wrong_way_is_said(
 
 def test_a_model_itself_needs_its_tokenizer_and_stays_as_it_was(small: Pretrained, tmp_path: Path) -> None:
     corpus = lines(tmp_path / "a.jsonl", texts(2))
-    with pytest.raises(ArgumentError, match=r"tokenizer must come with a model: got Transformer alone"):
+    with pytest.raises(ArgumentError, match=r"tokenizer must be given with a module: got Transformer alone"):
         run(small.model, corpus, tmp_path / "out")
     small.model.train()
     threads = torch.get_num_threads()
@@ -873,7 +892,7 @@ def test_a_model_itself_needs_its_tokenizer_and_stays_as_it_was(small: Pretraine
     finally:
         small.model.eval()
     assert message.title == "Transformer" and torch.get_num_threads() == threads
-    with pytest.raises(ArgumentError, match=r"device must be there: got 'nowhere' \(.*\); try 'cpu'"):
+    with pytest.raises(ArgumentError, match=r"device must be available: got 'nowhere' \(.*\); try 'cpu'"):
         run("mini", corpus, tmp_path / "other", device="nowhere")
 
 
@@ -881,7 +900,7 @@ def test_a_folder_that_cannot_be_one_is_refused(small: Pretrained, tmp_path: Pat
     corpus = lines(tmp_path / "a.jsonl", ["a word"])
     with pytest.raises(ArgumentError, match=r"out must be a folder: '.*a.jsonl' is a file"):
         run(small, corpus, corpus)
-    with pytest.raises(ArgumentError, match=r"out must be a folder that can be made: '.*inside': Not"):
+    with pytest.raises(ArgumentError, match=r"out must be a folder that can be created: '.*inside': Not"):
         run(small, corpus, corpus / "inside")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "survey.json").write_text("{")
@@ -903,7 +922,9 @@ def test_a_full_disk_leaves_what_is_finished(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fsync)
-        with pytest.raises(ArgumentError, match=r"out must have room: .*No space left on device; finished"):
+        with pytest.raises(
+            ArgumentError, match=r"out must have free space: .*No space left on device; finished"
+        ):
             run(small, corpus, tmp_path / "out", block=5)
     shards = Shards(tmp_path / "out")
     assert 0 < len(shards.finished()) < 3 and not list((tmp_path / "out").glob(".*"))
@@ -1024,7 +1045,7 @@ def test_alone_there_is_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", "1")
-    with pytest.raises(ArgumentError, match=r"processes must reach each other: rank 1 of 2 .* localhost:1"):
+    with pytest.raises(ArgumentError, match=r"processes must be able to connect: rank 1 of 2 .* localhost:1"):
         shards.group_here(timeout=0.5)
 
 

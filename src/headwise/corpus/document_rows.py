@@ -60,7 +60,7 @@ PASSING = re.compile(
     r"out of memory|can't allocate memory|not enough memory|\b(CUDA|HIP|XPU|MPS|cuDNN|cuBLAS) error|"
     r"(CUDNN|CUBLAS)_STATUS"
 )
-GENERAL_ERRORS = (AttentionBypassed, PackageMissing, VersionUnsupported)  # not of a document
+GENERAL_ERRORS = (AttentionBypassed, PackageMissing, VersionUnsupported)  # every document would raise them
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Measure:
 
     Args:
         trained: a model in eval mode, and its tokenizer.
-        max_tokens: at most so many of each document; None: 4,096, or what the model takes.
+        max_tokens: the largest number of tokens of a document; None: 4,096, or the model's limit.
     """
 
     def __init__(self, trained: Pretrained, *, max_tokens: int | None = None) -> None:
@@ -118,8 +118,8 @@ class Measure:
         changes no number. If it fails again, its row says so (`failure`).
 
         Raises:
-            ArgumentError: a device that is lost.
-            AttentionBypassed, PackageMissing, VersionUnsupported: what is wrong is the model, or is missing.
+            ArgumentError: a device that does not work any more.
+            AttentionBypassed, PackageMissing, VersionUnsupported: errors that every document would raise.
         """
         row: dict[str, Any] = dict.fromkeys(DOCUMENT)
         row |= {
@@ -150,7 +150,7 @@ class Measure:
                 return
             if row["failure"] != RETRY:
                 return
-            # not inside `except`, for the error keeps local variables alive
+            # not inside `except`, since the error keeps local variables alive
             self._free_memory(row)
 
     def _free_memory(self, row: Mapping[str, Any]) -> None:
@@ -165,8 +165,8 @@ class Measure:
             return  # other processes use the memory; the device works
         except RuntimeError as error:
             raise ArgumentError(
-                f"device must stay usable: {self.device} is lost since {row['document']!r} "
-                f"({_describe(error)}); finished documents are saved: run the same command again"
+                f"device must keep working: {self.device} failed at document {row['document']!r} "
+                f"({_describe(error)}); finished documents are saved; run the same command again"
             ) from error
 
     def watched(self, reading: Reading, **options: Any) -> Heads:

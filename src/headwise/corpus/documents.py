@@ -12,7 +12,7 @@ with an error, since the number of documents in it is unknown.
 
 The plan of a corpus is a table of pieces: up to `PIECE` documents of one file, where they are, and a hash of
 their bytes. Only the texts of one piece, or of one row group, are in memory at a time. A piece that has
-changed since is refused, for a survey is of one corpus.
+changed since then raises, since a survey is of one corpus.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Plan:
             if path in other_lost:
                 return f"{path!r} cannot be read any more ({other_lost[path]})"
             if path not in other_files:
-                return f"{path!r} is not there any more"
+                return f"{path!r} is missing"
             if other_files[path] != digest:
                 return f"{path!r} has changed"
         for path in other_files:
@@ -219,13 +219,13 @@ class Plan:
         """Look through a file, or every file of a folder, once.
 
         Args:
-            field: of Parquet, the column that has to be there.
-            besides: a folder that is no part of it: what is written is not read.
+            field: the column of texts, for Parquet.
+            besides: a folder that is left out, for the results.
         """
         pyarrow, place = arrow(), Path(os.path.expanduser(corpus))
         if not place.exists():
             raise ArgumentError(
-                f"corpus must be a file or folder: there is no {str(corpus)!r}; check the name"
+                f"corpus must be a file or folder that exists: got {str(corpus)!r}; check the name"
             )
         root = (place if place.is_dir() else place.parent).resolve()
         place = place.resolve() if place.is_dir() else root / place.name
@@ -245,13 +245,13 @@ class Plan:
         if not count and lost:
             raise ArgumentError(
                 f"corpus must hold a document that can be read: {_shown_path(lost[0].path)!r}: "
-                f"{lost[0].error}; check what it is"
+                f"{lost[0].error}; check the file"
             )
         if not count:
             kinds, total = ", ".join(ENDINGS), left_out.count + len(files)
             raise ArgumentError(
-                f"corpus must hold a document: 0 in {str(corpus)!r}, of {total} "
-                f"file{'' if total == 1 else 's'}; known are {kinds}"
+                f"corpus must hold a document: found 0 in {str(corpus)!r}, among {total} "
+                f"file{'' if total == 1 else 's'}; the endings that are read are {kinds}"
             )
         table = pyarrow.concat_tables([*batches, table_of(rows, COLUMNS)])
         return cls(root, table, block=block, left_out=left_out)
@@ -424,7 +424,7 @@ def _pieces_of_row_groups(file: Path, path: str, field: str, most: int) -> Itera
     except arrow().lib.ArrowException as error:
         raise _Unreadable(f"it is not a Parquet file ({first_line(error)})") from error
     if field not in names:
-        raise _Unreadable(f"it has no column {field!r}, but {', '.join(names)}")
+        raise _Unreadable(f"it has no column {field!r}; its columns are {', '.join(names)}")
     before = 0
     for rows in counts:
         for first in range(0, rows, most):
@@ -472,8 +472,8 @@ class Texts:
             ]
         except FileNotFoundError as error:
             raise ArgumentError(
-                f"corpus must stay as it is during a survey: {path!r} cannot be read "
-                f"({error.strerror}); put it back, and run the same command again"
+                f"corpus must not change during a survey: {path!r} cannot be read "
+                f"({error.strerror}); restore it, and run the same command again"
             ) from error
 
     def _text(self, file: Path, path: str, piece: Piece) -> Iterator[Read]:
@@ -487,7 +487,7 @@ class Texts:
         try:
             yield None, data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n"), None
         except UnicodeDecodeError as error:
-            yield None, None, f"text must be UTF-8: it is not, at byte {error.start}"
+            yield None, None, f"text must be UTF-8: invalid byte at position {error.start}"
 
     def _json(self, file: Path, path: str, piece: Piece) -> Iterator[Read]:
         """Yield the texts of lines of JSON."""
@@ -518,7 +518,7 @@ class Texts:
                 group.update(_read_row_group(file, path, piece, self.field))
             except (OSError, arrow().lib.ArrowException) as error:
                 if isinstance(error, OSError) and error.errno is not None:
-                    raise  # of the disk; Arrow's errors have no number, and mean wrong bytes
+                    raise  # an error of the disk; Arrow's errors have no errno, and mean wrong bytes
                 for number in range(piece.first, piece.first + piece.count):
                     yield number, None, f"row group must be readable: {first_line(error)}"
                 return
@@ -548,7 +548,7 @@ def _document_name(path: str, number: int | None) -> str:
 def _changed_error(path: str) -> ArgumentError:
     """Return the error for a file that has changed."""
     return ArgumentError(
-        f"corpus must stay as it is during a survey: {path!r} has changed; put it back, or begin anew with "
+        f"corpus must not change during a survey: {path!r} has changed; restore it, or start a new survey in "
         "another folder"
     )
 
@@ -568,14 +568,14 @@ def _text_of_line(line: bytes, field: str) -> str:
     try:
         value = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise ValueError(f"line must be UTF-8: it is not, at byte {error.start}") from error
+        raise ValueError(f"line must be UTF-8: invalid byte at position {error.start}") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"line must be JSON: {error.msg} at character {error.pos}") from error
     if not isinstance(value, dict):
         raise ValueError(f"line must be an object with a field {field!r}: got {_type_name(value)}")
     if field not in value:
         fields = ", ".join(map(repr, list(value)[:8]))
-        raise ValueError(f"field {field!r} must be there: got {fields or 'none'}"[:300])
+        raise ValueError(f"line must have a field {field!r}: got {fields or 'no fields'}"[:300])
     if not isinstance(value[field], str):
         raise ValueError(f"field {field!r} must be a string: got {_type_name(value[field])}")
     text: str = value[field]
@@ -597,7 +597,7 @@ def _read_row_group(file: Path, path: str, piece: Piece, field: str) -> dict[str
 
 def _type_name(value: object) -> str:
     """Return the type of a value as text."""
-    return "nothing" if value is None else type(value).__name__
+    return "null" if value is None else type(value).__name__
 
 
 def _too_long_message(size: int) -> str:

@@ -54,7 +54,7 @@ class Survey:
     Attributes:
         folder: where its files are.
         about: what `survey.json` says: the model, the options, the corpus.
-        roles: of the model, where they were measured.
+        roles: the roles of the model's heads, if they were measured.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -69,7 +69,7 @@ class Survey:
 
     @property
     def totals(self) -> Totals:
-        """Heads, documents, errors: worked out from the shards when it is first asked for.
+        """Heads, documents and errors, computed from the shards on first use.
 
         Raises:
             ArgumentError: no document was read; a file that cannot be read.
@@ -129,15 +129,13 @@ class Survey:
             ArgumentError: not a pair; no such head.
         """
         if not isinstance(place, tuple) or len(place) != 2:
-            raise ArgumentError(
-                f"survey must be asked for a layer and a head: got {place!r}; write survey[0, 3]"
-            )
+            raise ArgumentError(f"index must be a pair of layer and head: got {place!r}; write survey[0, 3]")
         for head in self.heads:
             if (head.layer, head.head) == place:
                 return head
         layers = dict.fromkeys(str(head.layer) for head in self.heads)
         raise ArgumentError(
-            f"survey must have that head: got layer {place[0]!r}, head {place[1]!r}; layers are "
+            f"index must be a head of the survey: got layer {place[0]!r}, head {place[1]!r}; the layers are "
             f"{', '.join(layers)}"
         )
 
@@ -197,7 +195,7 @@ class Survey:
             PackageMissing: pandas is not installed.
         """
         if table not in TABLES:
-            raise ArgumentError(f"table must be a known one: got {table!r}; {nearest(table, TABLES)}")
+            raise ArgumentError(f"table must be a known name: got {table!r}; {nearest(table, TABLES)}")
         with needed("pandas", "to_pandas needs pandas"):
             import pandas  # noqa: F401
         return self.tables()[table].to_pandas()
@@ -253,7 +251,7 @@ class Survey:
         plan = self._plan()
         if not 0 <= position < plan.documents:
             raise ArgumentError(
-                f"position must be of a document: got {position} of {plan.documents}; they count from 0"
+                f"position must be one of 0 to {plan.documents - 1}: got {position}; see documents-*.parquet"
             )
         block = Texts(plan, self.about["options"]["field"]).block(plan.block_of(position))
         return next(document for document in block if document.position == position)
@@ -271,14 +269,14 @@ class Survey:
         trained = trained or self.trained
         if trained is None:
             raise ArgumentError(
-                f"trained must be given for a survey that was loaded: got None for {self.title!r}; see "
-                "headwise.models.load"
+                f"trained must be given for a survey that was loaded: got None for {self.title!r}; load the "
+                "model with headwise.models.load"
             )
         position = self.totals.typical
         text = None if position is None else self.document(position).text
         if text is None:
             raise ArgumentError(
-                f"survey must have a document to show: of {self.documents} none differs; add others"
+                f"survey must have a typical document: found none among {self.documents}; add documents"
             )
         most = self.about["options"]["max_tokens"] or MOST_TOKENS
         reading = read(text, trained.model, trained.tokenizer, most=most)
@@ -301,8 +299,7 @@ class Survey:
         return Path(path)
 
     def to_page(self, heads: Heads, batch: int | None = None) -> dict[str, Any]:
-        """Return the data of the corpus for a page of these heads: `CorpusData` of
-        page_data.ts says.
+        """Return the data of the corpus for a page of these heads, as `CorpusData` of page_data.ts.
 
         Raises:
             ArgumentError: heads of another model.
@@ -319,14 +316,15 @@ def load_survey(folder: str | os.PathLike[str]) -> Survey:
     place = Path(os.path.expanduser(folder))
     if not (place / SURVEY).is_file():
         raise ArgumentError(
-            f"folder must be a survey's: there is no {SURVEY} in {str(folder)!r}; run one first"
+            f"folder must contain a survey: {str(folder)!r} has no {SURVEY}; run headwise.survey first"
         )
     arrow()
     try:
         return Survey(place)
     except ValueError as error:
         raise ArgumentError(
-            f"folder must be a survey's: {SURVEY} in {str(folder)!r} cannot be read ({error}); run it again"
+            f"folder must contain a survey: {SURVEY} in {str(folder)!r} cannot be read ({error}); run the "
+            "survey again"
         ) from error
 
 
@@ -482,7 +480,7 @@ def _corpus_data(survey: Survey, heads: Heads) -> dict[str, Any]:
         if head.layer not in places or head.head >= sizes[places[head.layer]]:
             raise ArgumentError(
                 f"corpus must be a survey of the model that was watched: it has layer {head.layer}, head "
-                f"{head.head}, and that was not watched; give this model's"
+                f"{head.head}, which was not watched; pass a survey of this model"
             )
     placed = [(places[head.layer], head) for head in survey.heads]
     totals = survey.totals

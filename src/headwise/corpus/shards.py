@@ -111,7 +111,7 @@ class Shards:
         self._delete(number, retry=True)
 
     def _delete(self, number: int, *, retry: bool) -> None:
-        for table in (DOCUMENTS, MEASURES):  # in this order, for a block without documents is not finished
+        for table in (DOCUMENTS, MEASURES):  # in this order: a block without its documents is not finished
             self.place(table, number, retry=retry).unlink(missing_ok=True)
 
     def read(self, table: str, number: int, columns: list[str] | None = None) -> pyarrow.Table:
@@ -189,11 +189,11 @@ def write_atomic(place: Path, data: bytes, *, anew: bool = False) -> bool:
         _sync_folder(place.parent)
         return True
     except OSError as error:
-        rule, remedy = f"out must be writable: {str(place)!r}", "see to it"
+        rule, remedy = f"out must be writable: {str(place)!r}", "make it writable"
         if error.errno in DISK_FULL:
-            rule, remedy = f"out must have room: {str(place.parent)!r}", "make room"
+            rule, remedy = f"out must have free space: {str(place.parent)!r}", "free some space"
         raise ArgumentError(
-            f"{rule}: {error.strerror or error}; finished documents are saved: {remedy}, and run the same "
+            f"{rule}: {error.strerror or error}; finished documents are saved; {remedy}, and run the same "
             "command again"
         ) from error
     finally:
@@ -221,10 +221,10 @@ def check_folder(out: str | os.PathLike[str]) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ArgumentError(
-            f"out must be a folder that can be made: {str(out)!r}: {error.strerror}; choose another"
+            f"out must be a folder that can be created: {str(out)!r}: {error.strerror}; choose another"
         ) from error
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ArgumentError(f"out must be writable: nothing can be put into {str(out)!r}; choose another")
+        raise ArgumentError(f"out must be writable: no permission to write to {str(out)!r}; choose another")
     return folder
 
 
@@ -283,7 +283,7 @@ def group_here(timeout: float = 60.0) -> Group | None:
         store, rank, world = next(rendezvous("env://", rank, world, timeout=timedelta(seconds=timeout)))
     except (RuntimeError, ValueError, OSError) as error:
         raise ArgumentError(
-            f"processes must reach each other: rank {rank} of {world} does not reach "
+            f"processes must be able to connect: rank {rank} of {world} cannot connect to "
             f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '')} ({first_line(error)}); use "
             "torchrun"
         ) from error
@@ -386,7 +386,7 @@ def measured_by_ray(
     """Measure all blocks that are not finished.
 
     Args:
-        model: by name, and then each worker loads it; or itself, and then it is sent to them.
+        model: a name, and then each worker loads it; or the model itself, and then it is sent to them.
         workers: how many; None: as many as the cluster has processors.
     """
     with needed("ray", "engine='ray' needs ray"):

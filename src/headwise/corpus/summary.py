@@ -347,8 +347,8 @@ def summed(shards: Shards) -> Totals:
     """Summarise all finished blocks."""
     heads, totals = _count_documents(shards)
     if not heads:
-        cause = f"; the first says: {totals.errors[0][1]}" if totals.errors else "; run the survey first"
-        raise ArgumentError(f"survey must have read a document: 0 of {totals.failed}{cause}")
+        cause = f"; the first error is: {totals.errors[0][1]}" if totals.errors else "; run the survey first"
+        raise ArgumentError(f"survey must have read a document: it read 0 of {totals.failed}{cause}")
     walks = _Walks(shards, heads)
     numbers = _numbers(walks, STATISTICS)
     labels = _labels(walks)

@@ -5,7 +5,7 @@
     all shards ──> summary.py ──> Survey: table, page, files
 
 A folder is one survey, whose model, options and corpus are in `survey.json`. A call with the same ones
-continues where it stopped; a call with others is refused.
+continues where it stopped; a call with others raises.
 """
 
 from __future__ import annotations
@@ -169,20 +169,22 @@ def _check_options(
 ) -> Options:
     """Return the options of a survey, checked."""
     if not isinstance(field, str) or not field:
-        raise ArgumentError(f"field must be a name: got {field!r}; 'text' is usual")
+        raise ArgumentError(f"field must be a name: got {field!r}; the default is 'text'")
     counts = {"max_tokens": max_tokens, "threads": threads, "block": block, "workers": workers}
     for name, count in counts.items():
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
             raise ArgumentError(f"{name} must be a whole number of at least 1: got {count!r}; leave it out")
     if engine not in ENGINES:
-        raise ArgumentError(f"engine must be one of {', '.join(ENGINES)}: got {engine!r}; 'here' is usual")
+        raise ArgumentError(f"engine must be {' or '.join(ENGINES)}: got {engine!r}; the default is 'here'")
     if workers is not None and engine != "ray":
         raise ArgumentError(
-            f"workers must go with engine='ray': got {workers} with {engine!r}; else torchrun says how many"
+            f"workers must be given only with engine='ray': got {workers} with {engine!r}; leave it out, or "
+            "start several processes with torchrun"
         )
     if device is not None and isinstance(model, nn.Module | Pretrained):
         raise ArgumentError(
-            f"device must go with a model by name: got {device!r} and a model; move it: model.to({device!r})"
+            f"device must be given only with the name of a model: got {device!r} and "
+            f"{type(model).__name__}; use model.to({device!r})"
         )
     return Options(field, max_tokens, threads)
 
@@ -192,12 +194,13 @@ def _load_model(model: ModelSource, tokenizer: Any, device: str | None) -> Pretr
     if isinstance(model, nn.Module):
         if tokenizer is None:
             raise ArgumentError(
-                f"tokenizer must come with a model: got {type(model).__name__} alone; give tokenizer="
+                f"tokenizer must be given with a module: got {type(model).__name__} alone; pass tokenizer="
             )
         return Pretrained(model, tokenizer, type(model).__name__)
     if tokenizer is not None:
         raise ArgumentError(
-            f"tokenizer must go with a model: got {type(tokenizer).__name__} and no model; leave it out"
+            f"tokenizer must be given only with a module: got {type(tokenizer).__name__} for a model "
+            "that has its own; leave it out"
         )
     if isinstance(model, Pretrained):
         return model
@@ -210,7 +213,7 @@ def _load_model(model: ModelSource, tokenizer: Any, device: str | None) -> Pretr
             trained.model.to(device)
         except (RuntimeError, AssertionError) as error:
             raise ArgumentError(
-                f"device must be there: got {device!r} ({first_line(error)}); try 'cpu'"
+                f"device must be available: got {device!r} ({first_line(error)}); try 'cpu'"
             ) from error
     return trained
 
@@ -243,13 +246,13 @@ def _begin_or_resume(
     old = _read_about(file)
     if old is None and Shards(folder).finished():
         raise ArgumentError(
-            f"out must be a new folder or a survey's: {str(folder)!r} has its files but no {SURVEY}; choose "
-            "another"
+            f"out must be a new folder or that of a survey: {str(folder)!r} has files of a survey but no "
+            f"{SURVEY}; choose another folder"
         )
     if old is not None and block is not None and block != old["corpus"]["block"]:
         raise ArgumentError(
-            f"block must be as it was: {str(folder)!r} was begun with {old['corpus']['block']}, and this is "
-            f"{block}; leave it out, or choose another folder"
+            f"block must not change: {str(folder)!r} was started with {old['corpus']['block']}, this call "
+            f"has {block}; leave it out, or choose another folder"
         )
     plan = Plan.of(
         corpus,
@@ -283,7 +286,7 @@ def _begin_or_resume(
         path, error = next(iter(plan.lost.items()))
         more = f", and {len(plan.lost) - 1} more" if len(plan.lost) > 1 else ""
         sys.stderr.write(f"survey: {path!r} cannot be read{more}: {error}\n")
-    if not (folder / PLAN).exists():  # nobody but who has the right to writes it
+    if not (folder / PLAN).exists():  # after the checks: a call that is refused writes nothing
         write_atomic(folder / PLAN, bytes_of(plan.pieces))
     return plan
 
@@ -295,8 +298,9 @@ def _layer_naming(trained: Pretrained, max_tokens: int | None) -> str:
     """
     special = len(trained.tokenizer("")["input_ids"])
     if max_tokens is not None and max_tokens <= special:
-        marks = f"{special} special token{'' if special == 1 else 's'}"
-        raise ArgumentError(f"max_tokens must leave room for a word beside {marks}: got {max_tokens}; try 64")
+        raise ArgumentError(
+            f"max_tokens must be more than the number of special tokens, {special}: got {max_tokens}; try 64"
+        )
     measure = Measure(trained, max_tokens=max_tokens)
     heads = measure.watched(read(PROBE, trained.model, trained.tokenizer, most=measure.most))
     return "numbers" if all(isinstance(head.layer, int) for head in heads.all()) else "paths"
@@ -310,7 +314,8 @@ def _read_about(file: Path) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError) as error:
         raise ArgumentError(
-            f"out must hold a survey that can be read: {str(file)!r} cannot ({error}); choose another folder"
+            f"out must hold a survey that can be read: cannot read {str(file)!r} ({error}); choose another "
+            "folder"
         ) from error
     got = about.get("format") if isinstance(about, dict) else type(about).__name__
     if got != FORMAT:
@@ -326,30 +331,30 @@ def _check_same(folder: Path, earlier: dict[str, Any], about: dict[str, Any], pl
     old_model, new_model = (f"{model['title']!r} ({model['fingerprint'][:8]})" for model in (old, new))
     same_model = old["fingerprint"] == new["fingerprint"]
     for is_same, rule, before, now in (
-        (same_model, "of this model", old_model, f"is {new_model}"),
+        (same_model, "of this model", old_model, new_model),
         *(
-            (earlier[name] == about[name], f"with these {name}", earlier[name], f"has {about[name]}")
+            (earlier[name] == about[name], f"with these {name}", earlier[name], about[name])
             for name in ("options", "statistics")
         ),
         (
             earlier["version"] == about["version"],
-            "of this headwise",
+            "of this version of headwise",
             earlier["version"],
-            f"is {about['version']}",
+            about["version"],
         ),
     ):
         if not is_same:
             raise ArgumentError(
-                f"out must hold a survey {rule}: {str(folder)!r} was begun with {before}, and this {now}; "
-                "choose another folder"
+                f"out must hold a survey {rule}: {str(folder)!r} was started with {before}, this call has "
+                f"{now}; choose another folder"
             )
     if earlier["corpus"]["digest"] != about["corpus"]["digest"]:
-        difference: str | None = "its files are others"
+        difference: str | None = "its files differ"
         if (folder / PLAN).exists():
             difference = Plan.read(folder / PLAN, plan.root, earlier["corpus"]["block"]).difference(plan)
         if difference is not None:
             raise ArgumentError(
-                f"corpus must be the one that {str(folder)!r} was begun with: {difference}; put it back, or "
+                f"corpus must be the one that {str(folder)!r} was started with: {difference}; restore it, or "
                 "choose another folder"
             )
 
@@ -374,14 +379,14 @@ def _join(folder: Path, corpus: str | os.PathLike[str], trained: Pretrained) -> 
     about = _read_about(folder / SURVEY)
     if about is None:
         raise ArgumentError(
-            f"out must be one folder for all processes: there is no {SURVEY} in {str(folder)!r} here; use a "
-            "file system that all machines see"
+            f"out must be the same folder for all processes: {str(folder)!r} has no {SURVEY} here; use a "
+            "file system that all machines share"
         )
     local = fingerprint(trained.model, trained.tokenizer)
     if local != about["model"]["fingerprint"]:
         raise ArgumentError(
-            f"model must be one for all processes: rank 0 has {about['model']['fingerprint'][:8]}, and this "
-            f"is {local[:8]}; give all machines the same files"
+            f"model must be the same in all processes: rank 0 has {about['model']['fingerprint'][:8]}, this "
+            f"process {local[:8]}; give all machines the same files"
         )
     place = Path(os.path.expanduser(corpus))
     return Plan.read(folder / PLAN, place if place.is_dir() else place.parent, about["corpus"]["block"])
