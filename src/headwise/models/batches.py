@@ -155,7 +155,7 @@ def _call(loss_fn: Loss, model: nn.Module, batch: object) -> Tensor:
         raise
 
 
-AFTER = 2.0  # seconds: what is quicker needs no bar
+AFTER = 2.0  # seconds: shorter loops show no bar
 LINES = 60.0  # seconds from one line to the next, where there can be no bar
 
 Item = TypeVar("Item")

@@ -55,7 +55,7 @@ class BytePairs:
             )
         padding = inner.padding
         self._inner: tokenizers.Tokenizer = library.Tokenizer.from_str(inner.to_str())
-        self._inner.no_truncation()  # what is cut and padded is said in a call, and by nobody else
+        self._inner.no_truncation()  # a call decides about truncation and padding, not the tokenizer
         self._inner.no_padding()
         self.model_max_length = UNLIMITED if model_max_length is None else model_max_length
         self._special = {
@@ -68,11 +68,11 @@ class BytePairs:
         self.pad_token_id: int | None = padding["pad_id"] if padding else None
         unknown = getattr(self._inner.model, "unk_token", None)
         self.unk_token_id: int | None = None if unknown is None else self._inner.token_to_id(unknown)
-        if isinstance(self._inner.model, library.models.Unigram):  # its file alone says it, by number
+        if isinstance(self._inner.model, library.models.Unigram):  # the id is only in the file
             self.unk_token_id = json.loads(self._inner.to_str())["model"]["unk_id"]
 
     def _find_ends(self) -> tuple[int | None, int | None]:
-        """Find the tokens that are put before a text and after it, by encoding a text that is known."""
+        """Find the tokens that are put before a text and after it, by encoding an example."""
         entries = (self._inner.decode([number]) for number in range(min(self._size, 512)))
         for text in ("a", *entries):
             try:
@@ -152,7 +152,7 @@ class BytePairs:
                 attention_mask 0. Default where tensors are asked for.
             return_tensors: "pt": tensors [B, T], of one text [1, T].
             return_offsets_mapping: offset_mapping, where in the text each token begins and ends.
-            verbose: nothing is said, either way.
+            verbose: ignored; there are no warnings.
 
         Raises:
             ArgumentError: what is no text; a max_length without truncation, or without room for a token;
@@ -295,7 +295,7 @@ class BytePairs:
                 )
         return ids
 
-    # What is known of it
+    # Properties
 
     @property
     def vocab_size(self) -> int:
@@ -316,7 +316,7 @@ class BytePairs:
 
 
 def check_letters(text: str) -> None:
-    """Raise `ArgumentError` for halves of letters, as bytes that are not UTF-8 come from a command line."""
+    """Raise `ArgumentError` for surrogates, which a command line contains for bytes that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

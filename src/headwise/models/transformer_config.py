@@ -1,7 +1,7 @@
 """What a `Transformer` is made of: one frozen record, checked when it is made.
 
-The words of its attention are those of `headwise.MultiHeadAttention`; what is said once here is so in every
-layer, but for `windows`, which go round.
+Fields about attention have the names of `headwise.MultiHeadAttention`. Every layer has the same values,
+except `windows`, which repeat over the layers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..nn.presets import Sizes
 from ..nn.rotary import Rope
 from ..scoring import Scoring
 
-WORDS = {  # fields -> what they may be; those that may be None as well say so
+WORDS = {  # fields -> allowed values
     "kind": ("decoder", "encoder", "encoder-decoder"),
     "activation": ("relu", "gelu", "gelu_tanh", "silu"),
     "norm": ("layer", "rms"),
@@ -25,7 +25,7 @@ WORDS = {  # fields -> what they may be; those that may be None as well say so
     "gate": (*GATES, None),
 }
 
-FOLLOWS = {  # fields -> whose value they have by default
+FOLLOWS = {  # fields -> the field that gives their default
     "final_norm": "norm_first",
     "qkv_bias": "bias",
     "out_bias": "bias",
@@ -156,7 +156,7 @@ class TransformerConfig:
         self._check_positions()
 
     def _fill(self, name: str, value: object) -> None:
-        """Put a default that follows from other fields in its place."""
+        """Set a default that depends on other fields."""
         object.__setattr__(self, name, value)
 
     def _check_windows(self) -> None:

@@ -42,7 +42,7 @@ class Owned:
     belongs to the module that uses it first.
     """
 
-    _owner: weakref.ref[nn.Module] | None = None  # None: the next module that uses it
+    _owner: weakref.ref[nn.Module] | None = None  # None: the next module that uses it becomes the owner
 
     @property
     def _is_empty(self) -> bool:
@@ -56,7 +56,7 @@ class Owned:
         """Make the module the owner.
 
         Raises:
-            ArgumentError: another module is, unless there is nothing of it here.
+            ArgumentError: another module owns it and it is not empty.
         """
         if self.is_of(module):
             return
@@ -429,7 +429,7 @@ class KVCache(Owned):
                 f"{k.dtype} on {k.device}; make a new cache with mha.cache() after moving the model"
             )
         if not self.seen and self._at is None:
-            self._k = self._v = None  # emptied, and not reserved
+            self._k = self._v = None  # an empty cache without reserved memory
             return
         if a[0] != b[0]:
             raise ShapeError(

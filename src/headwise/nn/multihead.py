@@ -98,7 +98,7 @@ class MultiHeadAttention(nn.Module):
     k_norm: nn.Module | None
     gate_proj: nn.Linear | None
     _slopes: Slopes | None
-    local_heads: HeadsOfRank | None = None  # of those that several processes share; None: all heads are here
+    local_heads: HeadsOfRank | None = None  # if heads are sharded over processes; None: all heads are here
     _sharding: Sharding | None = None  # of its sequence over ranks; see `headwise.parallel`
 
     @answering(module_call.OF_THE_CONSTRUCTOR)
@@ -150,7 +150,7 @@ class MultiHeadAttention(nn.Module):
         self._pack()
         self.reset_parameters()
         if isinstance(relative_bias, RelativeBias):
-            options.share(self, relative_bias)  # as it is: what other layers have learned is not drawn anew
+            options.share(self, relative_bias)  # shared: keep the values that other layers have learned
         self.register_load_state_dict_post_hook(_pack_again)
 
     @classmethod

@@ -40,7 +40,7 @@ from ..masks import CAUSAL, NOTHING_HIDDEN, Mask
 from ..scoring import HIDDEN, Scoring
 
 Projected = tuple[Tensor, ...]
-Masks = tuple[Tensor, ...]  # as torch has them: bool, True = hidden, or numbers to add; like [N, H, L, S]
+Masks = tuple[Tensor, ...]  # in torch's form: bool, True = hidden, or numbers to add; like [N, H, L, S]
 
 aten = torch.ops.aten
 LSE_OF_EMPTY_ROW = -HIDDEN  # lse of a query that sees no key, so that exp(score - lse) is 0
@@ -380,11 +380,11 @@ class _Needs(NamedTuple):
 
     x: bool
     memory: bool
-    weight: bool  # of the first projections, any of it
+    weight: bool  # any weight of the first projections
     bias: bool
     out_weight: bool
     out_bias: bool
-    heads: bool  # of any of the first four
+    heads: bool  # of x, memory, weight or bias
     weights: int  # how many parts of a block are weights; the others are biases
 
     @classmethod

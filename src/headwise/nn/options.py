@@ -151,7 +151,7 @@ class Buckets(Settings):
         else:
             far = (-offsets).clamp(min=0)
         exact = count // 2
-        # in float32, as the models were trained: at some distances another precision is another bucket
+        # in float32 as in training: another precision changes the bucket of some distances
         share = torch.log(far.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
         large = (exact + (share * (count - exact)).long()).clamp(max=count - 1)
         return first + torch.where(far < exact, far, large)
@@ -418,7 +418,7 @@ def draw_weights(module: MultiHeadAttention) -> None:
     if sizes.are_torchs and sizes.kdim == sizes.vdim == sizes.d_model:
         drawn: list[Tensor] = [layer.weight for layer in three]
         if packed is not None and packed.holds(three):
-            drawn = [packed.weight]  # in one go: on a GPU three draws would be other numbers
+            drawn = [packed.weight]  # in one call: on a GPU three calls would draw other numbers
         for weight in drawn:
             _glorot(weight, sizes.d_model, 3 * sizes.d_model)
     else:
@@ -431,7 +431,7 @@ def draw_weights(module: MultiHeadAttention) -> None:
         module.sinks.zero_()
     for more in (module.gate_proj, module.q_norm, module.k_norm, module.relative_bias):
         draw = getattr(more, "reset_parameters", None)
-        if callable(draw):  # of whatever may have been put in their place
+        if callable(draw):  # of modules that replaced them
             draw()
 
 

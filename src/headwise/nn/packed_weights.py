@@ -190,7 +190,7 @@ def _can_move(parameters: Sequence[Tensor | None]) -> TypeGuard[Sequence[Paramet
     for p in parameters:
         if type(p) is not Parameter or p.device.type not in ("cpu", "cuda") or p.is_inference():
             return False
-        # memory of another process, or a part of another buffer: it must not move
+        # memory shared with another process or buffer must not move
         if (p.is_cpu and p.is_shared()) or p.untyped_storage().nbytes() != p.nbytes:
             return False
         kinds.add((p.dtype, p.device, p.shape[1:]))

@@ -67,7 +67,7 @@ class Settings:
 
     def keep_anew(self, key: Hashable, make: Callable[[], Cached]) -> Cached:
         """Cache `make()` under this key, replacing an earlier entry."""
-        with torch.inference_mode(False), torch.no_grad():  # so that training can use it
+        with torch.inference_mode(False), torch.no_grad():  # a normal tensor, so that training can use it
             value = make()
         self._cached[key] = value
         return value

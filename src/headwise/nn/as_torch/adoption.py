@@ -2,14 +2,14 @@
 
 Only the class of a module changes: parameters, hooks, training state and all that refers to the module stay.
 Other tools change classes, too: `torch.nn.utils.parametrize` and `fully_shard` put a class of their own, made
-on the spot, over the one they find. What they found is restored underneath theirs.
+at run time, over the existing one. `restore` replaces the class below theirs.
 
-torch's Transformer encoder and its layer are taken along. torch's layer turns every mask into a fresh float
-tensor, so that nobody down the line can know it again, and in evaluation it skips `self_attn` for a native
+torch's Transformer encoder and its layer are replaced, too. torch's layer turns every mask into a new float
+tensor, which later modules cannot recognise, and in evaluation it skips `self_attn` for a native
 operator that builds all weights as soon as there is a mask. Our two classes change nothing else: they stand
 in for torch's while a model is adopted.
 
-torch's native layer is a shortcut past the parts of a layer. It is taken only where nobody could notice
+torch's native layer skips the modules of a layer. It is used only if no other code can notice
 (`_is_unmodified`); else each part is called as a module, and layers that are not ours get the arguments that
 torch passes in training.
 
@@ -188,7 +188,7 @@ def _is_unmodified(layer: nn.Module) -> TypeGuard[TransformerEncoderLayer]:
 
 
 def _activation(layer: nn.Module) -> int:
-    """Return torch's number of the activation, 1 (ReLU) or 2 (GELU); 0: another, or torch's note differs."""
+    """Return torch's number of the activation, 1 (ReLU) or 2 (GELU); 0 if unknown or inconsistent."""
     act: object = layer.activation
     kind = 0
     if act is functional.relu or is_untouched(act, *RELU):
@@ -223,9 +223,9 @@ def _has_plain_attention(layer: TransformerEncoderLayer, E: int) -> bool:
 
 
 def _natively(layer: TransformerEncoderLayer, src: Tensor, padding: Tensor | None) -> Tensor | None:
-    """Compute the layer by torch's native operator: best without a mask, and for a few tokens on a CPU.
+    """Compute the layer by torch's native operator, without a mask or for a few tokens on a CPU.
 
-    None where it is not, where it differs from torch's own steps, or where somebody could notice. A layer
+    Return None if other steps are faster, if results would differ, or if other code could notice. A layer
     takes 0.83 to 0.88 of its time on an H200, 0.94 on a CPU.
     """
     if layer.training or not is_unobserved(src) or src.dim() != 3 or not src.numel():
@@ -403,7 +403,7 @@ def restore(model: nn.Module) -> int:
 
 
 def _over_torchs(kind: type, restored: dict[type, type], name: str) -> type:
-    """Return the same class over torch's in place of ours; `restored`: the classes done so far."""
+    """Return the same class based on torch's instead of ours; `restored` holds the classes made so far."""
     if kind not in restored:
         if not issubclass(kind, tuple(THEIRS)) or any(map(_knows_its_class, vars(kind).values())):
             raise ArgumentError(

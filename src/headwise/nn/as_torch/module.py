@@ -36,17 +36,17 @@ from ..packed_weights import (
 from .torch_arguments import as_hidden, check_masks
 from .torch_call import FEW, TorchCall, attend, check_budget
 
-TORCHS = nn.MultiheadAttention  # whatever that name may mean later
+TORCHS = nn.MultiheadAttention  # kept here in case torch.nn is patched later
 Kind = TypeVar("Kind", bound=nn.Module)
 
 # Limits of torch's own operator. Without MKL a fused kernel takes less time from the first token on; masked
 # weights of our own up to a tenth less while there are 128 tokens, and as much more at 256.
-# Weights, wanted and masked, or with a float mask: beyond, the operator's softmax is too slow.
+# Weights that are returned and masked, or with a float mask: above, the operator's softmax is too slow.
 SOME = 2**14 if HAS_MKL else 2**19
-# Weights of which none is wanted or hidden: here the operator is as fast as a fused kernel.
+# Weights that are neither returned nor masked: here the operator is as fast as a fused kernel.
 MORE = 2**18 if HAS_MKL else 0
 NEAR = 2**23  # weights, 32 MiB: all of them stay in the last cache, and a mean of them costs no more
-ON_A_GPU = 2**26  # weights that are wanted or masked: beyond, our kernels are faster
+ON_A_GPU = 2**26  # weights that are returned or masked: above, our kernels are faster
 SQUARE, PADDING, BOTH = 0, 1, 2  # the operator's numbers for [L, L], [N, L], [N, H, L, L]
 
 # Limits of one step, in weights. On a GPU up to MATRIX_ON_A_GPU take less time than the steps around a second
@@ -54,7 +54,7 @@ SQUARE, PADDING, BOTH = 0, 1, 2  # the operator's numbers for [L, L], [N, L], [N
 # beyond MATRIX_WITHOUT_GRADIENTS, and for outputs a mask that was read beyond READ.
 MATRIX, MATRIX_ON_A_GPU = 2**22, 2**26
 MATRIX_WITHOUT_GRADIENTS, READ, TINY = 2**20, 2**17, 2**14
-SERVES = ("cuda",)  # devices that wait for Python: torch's own function, which is quickest to ask, attends
+SERVES = ("cuda",)  # devices that wait for Python: torch's own function has the least overhead
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -380,7 +380,7 @@ def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | N
     call.appended = check_masks(call, (N, H, L, D), (memory.shape[first], H, S, D))
     if call.appended or not x.numel() or not memory.numel() or not is_plain_call(x):
         return None
-    if wants and not budget.surely_fits(0):  # there is a limit that weights must be checked against
+    if wants and not budget.surely_fits(0):  # a budget is set, so weights must be checked
         return None
     parameters = _parameters_of(call)
     if parameters is None:
@@ -470,14 +470,14 @@ def _finished(call: TorchCall, parameters: Parameters, y: Tensor) -> Tensor:
 
 
 def _is_served(call: TorchCall) -> bool:
-    """Return True if the device waits for Python, and torch's function would not make the whole matrix."""
+    """Return True if the device waits for Python and torch's function needs no matrix of all weights."""
     return (
         device_type(call.query) in SERVES and not call.need_weights and call.module.head_dim <= MOST_CHANNELS
     )
 
 
 def _is_worth_it(call: TorchCall, few: int) -> bool:
-    """Return True unless `attend` computes so many weights faster, as it does on a CPU."""
+    """Return True unless `attend` is faster for this many weights, as on a CPU."""
     if call.query.is_cuda or not call.need_weights:
         return True
     return few <= (MATRIX if torch.is_grad_enabled() else MATRIX_WITHOUT_GRADIENTS)

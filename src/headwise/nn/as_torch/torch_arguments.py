@@ -189,7 +189,7 @@ class Content(NamedTuple):
     nothing: bool  # it hides nothing and adds nothing
     causal: bool  # key j is hidden from query i where j > i, and nothing else
     low: bool  # finite numbers below LOW
-    low_rows: bool  # a query for which there is nothing else
+    low_rows: bool  # a query that has only such keys
 
 
 def content_of(mask: Tensor) -> Content | None:

@@ -35,9 +35,9 @@ from ...mask_rules import can_read
 from ..one_step import by_head, joined
 from .torch_arguments import Rules, check_inputs, check_masks, check_widths, rules_of
 
-FEW = 2**16  # weights, which take less time than the steps around them
+FEW = 2**16  # weights that take less time than the overhead of a kernel call
 AT_ONCE = 2**21  # weights of a tile, 8 MiB
-MANY, FEWEST = 256, 64  # queries a tile: more make too much that is hidden, fewer too thin a product
+MANY, FEWEST = 256, 64  # queries per tile: more compute too many hidden scores, fewer make slow products
 Heads = tuple[Tensor, Tensor, Tensor]
 Output = tuple[Tensor, Tensor | None]  # [N, H, L, D]; [N, L, S] or [N, H, L, S]
 
