@@ -1,15 +1,15 @@
 """The template: one process that imports torch and the examiner once, and two copies of itself for each file.
 
-One runs the file, behind fences; the other judges it, and never runs any of it.
+One copy runs the file in a sandbox; the other judges it and never runs code of the file.
 
     python -I host.py MODE CONTROL LOCK FOLDER ROOT...
 
-It is run by its path, and runs no code of a learner's, ever: that happens in the copies, behind fences.
-Whoever started it holds the other end of CONTROL. When that end is gone, so is all this started, and FOLDER:
-also after a kill that nothing could be done about there. LOCK says to others that FOLDER has an owner.
+The template is run by its path and never runs a learner's code: its copies do, in sandboxes. The process that
+started it holds the other end of CONTROL. When that end closes, even after a SIGKILL, this process ends
+all that it started and removes FOLDER. LOCK tells other processes that FOLDER is in use.
 
-MODE: "many": a copy for each request; "bare": the same without torch, to see what fences there are; "alone":
-one request, in this process, where copies of a process with torch in it are not to be trusted.
+MODE: "many": a copy for each request; "bare": the same without torch, to find the available protections;
+"alone": one request, in this process, on systems where a copy of a process with torch does not work.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def package(name: str, folder: Path) -> ModuleType:
-    """A package by its place: whatever else is called headwise or lies beside it is not looked at."""
+    """Import a package from this folder, whatever other package of that name is installed."""
     spec = importlib.util.spec_from_file_location(name, folder / "__init__.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -46,19 +46,19 @@ def package(name: str, folder: Path) -> ModuleType:
 
 
 def load_examiner() -> None:
-    """Torch on one thread, and all of headwise that an examination and a judgement need."""
+    """Import torch, with one thread, and the modules that examinations and judgements need."""
     import torch
     import torch.utils._device
 
     torch.set_num_threads(1)
     with suppress(ImportError):
-        import numpy.random  # noqa: F401 - what every copy would import anew
+        import numpy.random  # noqa: F401 - else every copy would import it
     from headwise.examiner.marking import judge  # noqa: F401
     from headwise.examiner.sandbox import learner, verdicts  # noqa: F401
 
 
 class Host:
-    """Answers requests until nobody can ask any more."""
+    """Answers requests until the control socket is closed."""
 
     def __init__(self, control: int, lock: int, folder: Path) -> None:
         self.control = socket.socket(fileno=control)
@@ -68,7 +68,7 @@ class Host:
     def serve(self, *, bare: bool) -> NoReturn:
         from headwise.examiner.sandbox.confine import linux
 
-        # What a copy left behind comes here and is ended; a copy ends with this process.
+        # Processes that a copy leaves behind become children of this one and are killed; a copy ends with it.
         linux.prctl(linux.SET_CHILD_SUBREAPER, 1)
         woken, waking = os.pipe()
         for end in (woken, waking):
@@ -76,7 +76,7 @@ class Host:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
         if not bare:
-            gc.disable()  # of what is imported nothing is garbage
+            gc.disable()  # imports leave no garbage
             load_examiner()
             gc.freeze()
             gc.enable()
@@ -97,7 +97,7 @@ class Host:
                 self._copy(json.loads(message), ends)
 
     def _say(self, fact: dict[str, object]) -> None:
-        with suppress(OSError):  # nobody there: the next request says so
+        with suppress(OSError):  # the other end is closed: the next read finds out
             self.control.send(json.dumps(fact).encode())
 
     def _copy(self, request: dict[str, object], ends: list[int]) -> None:
@@ -127,19 +127,19 @@ class Host:
                 self._say({"number": number, "process": copy})
 
     def _become(self, folder: Path, output: int, status: int, talk: int) -> NoReturn:
-        """In the copy: nothing of the template's but its code and its own three pipes."""
+        """In a copy: close everything but its own three pipes, and run the file."""
         os.dup2(output, 1)
         os.dup2(output, 2)
         self._leave_all_but(status, talk)
         run_one(folder, status, talk)
 
     def _become_judge(self, talk: int) -> NoReturn:
-        """In the copy that judges: it never runs what the others run, and ends with this process."""
+        """In the copy that judges: it never runs a learner's code, and ends with the template."""
         from headwise.examiner.marking.judge import serve
         from headwise.examiner.sandbox.confine import linux
 
         linux.prctl(linux.SET_DEATH_SIGNAL, signal.SIGKILL)
-        linux.prctl(linux.SET_DUMPABLE, 0)  # nobody looks into it
+        linux.prctl(linux.SET_DUMPABLE, 0)  # others cannot trace it
         self._leave_all_but(talk)
         serve(talk)
 
@@ -166,7 +166,7 @@ class Host:
         self._end_strays()
 
     def _end_strays(self) -> None:
-        """Processes that came here because the one that started them is gone."""
+        """Kill the children that are not copies: their parent ended."""
         with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
             for number in map(int, file.read().split()):
                 if number not in self.copies:
@@ -174,7 +174,7 @@ class Host:
                         os.kill(number, signal.SIGKILL)
 
     def _leave(self) -> NoReturn:
-        """Nobody is there any more: nothing may stay."""
+        """Kill all processes, remove the folder, and end."""
         from headwise.examiner.sandbox.confine import limits
 
         signal.set_wakeup_fd(-1)
@@ -187,10 +187,10 @@ class Host:
 
 
 def run_one(folder: Path, status: int, talk: int) -> NoReturn:
-    """The fences first, then one file, then what is asked about it.
+    """Set up the sandbox, run one file, and answer questions about it.
 
-    What this process can do, the learner's file can do: forge the evidence, too. That is testimony. What
-    judges is in another process, and draws weights and inputs of its own once this has said what it has to.
+    The learner's file can do all that this process can do, so it can forge the evidence. The judge is another
+    process, and draws its own weights and inputs after this one has sent the evidence.
     """
     from headwise.examiner.sandbox import confine
 
@@ -201,25 +201,25 @@ def run_one(folder: Path, status: int, talk: int) -> NoReturn:
         os.write(status, json.dumps(fact).encode() + b"\n")
 
     fence = confine.Fence(**request["fence"])
-    standing = confine.enter(fence, tell)  # forks: what follows is in the confined process
+    standing = confine.enter(fence, tell)  # forks: the code below runs in the confined process
     refused = not (standing.essential or request["trust"])
     tell({"protections": standing.protections, "missing": standing.missing, "refused": refused})
     if refused or request["probe"]:
         os._exit(0)
     work = folder / "work"
     os.chdir(work)
-    user = dict.fromkeys(("USER", "LOGNAME"), "learner")  # its number has no name in here
+    user = dict.fromkeys(("USER", "LOGNAME"), "learner")  # the user id has no name in the sandbox
     os.environ |= {"HOME": str(work), "TMPDIR": str(work), **user}
     tempfile.tempdir = None
-    load_examiner()  # nothing to do in a copy
+    load_examiner()  # does nothing in a copy of the template
     _examine(request, folder / "result", tell, status, talk, standing.essential)
 
 
 def _examine(
     request: dict[str, Any], result: Path, tell: Any, status: int, talk: int, confined: bool
 ) -> NoReturn:  # fmt: skip
-    # All of it before the learner's file runs: `examine` and what follows it here keep their own references
-    # to what they need of torch, whatever that file replaces; what compares numbers is in another process.
+    # Import everything before the learner's file runs: the functions here keep their own references to torch,
+    # whatever that file replaces. The numbers are compared in another process.
     from headwise.examiner.dispatch import understand
     from headwise.examiner.examine.environment import without_output
     from headwise.examiner.sandbox.confine import limits
@@ -263,9 +263,9 @@ def _examine(
         text, numbers = header.unpack(start)
         return loads(bytes(exactly(text))), exactly(numbers)
 
-    where = open(result / "where.txt", "w")  # noqa: SIM115 - for as long as the process lives
+    where = open(result / "where.txt", "w")  # noqa: SIM115 - open until the process ends
     faulthandler.enable(where)
-    # Whoever ends this process for its time or memory sends this first: it tells the line, and ends.
+    # Before a process is killed for its time or memory, it gets this signal: it writes its line, and ends.
     faulthandler.register(signal.SIGXCPU, where, chain=True)
     limits.limit_memory(request["memory"])
     limits.limit_time(request["seconds"])
@@ -301,7 +301,7 @@ def _examine(
         if os.getpid() != own:
             end(1)
         stage = "call"
-        with without_output():  # this process is ours, and what is printed now has been printed before
+        with without_output():  # nothing new is printed by these calls
             evidence, caller = understand(obj, source=source, path=str(path), **request["options"])
         if os.getpid() != own:
             end(1)
@@ -311,7 +311,7 @@ def _examine(
             undefined = (problem.message.partition(".")[0] for problem in evidence.problems)
             used_stand_in = used_stand_in or any(each in without for each in undefined)
             needed = used_stand_in or not (stood_in or skipped) or not all(map(has_no_effect, stood_in))
-            if needed and (evidence.weights is None or evidence.problems):  # it could not do without
+            if needed and (evidence.weights is None or evidence.problems):  # the missing part was needed
                 stage = "import"
                 raise lacking
             if stood_in or not skipped:
@@ -333,12 +333,12 @@ def _examine(
             caller = cast(Any, evidence.again)
         facts["evidence"], numbers = evidence.written()
     except BaseException as error:
-        if os.getpid() != own:  # a copy the learner's file made of this process
+        if os.getpid() != own:  # a fork that the learner's file made
             end(1)
         facts["problem"] = asdict(of_exception(error, path, stage, request["memory"], confined=confined))
         filename = getattr(error, "filename", None)
         facts["filename"] = filename if isinstance(filename, str) else ""
-    with suppress(Exception):  # they may be the learner's by now
+    with suppress(Exception):  # the learner's file may have replaced them
         sys.stdout.flush()
         sys.stderr.flush()
     say(facts, numbers)
@@ -351,8 +351,8 @@ def _examine(
 
 def main(mode: str, control: str, lock: str, folder: str, *roots: str) -> NoReturn:
     sys.path += [each for each in roots if each not in sys.path]
-    package("headwise", FOLDER.parents[1])  # before torch: then it imports nothing that is not asked for
-    if mode == "alone":  # the three pipes are all it was given
+    package("headwise", FOLDER.parents[1])  # before torch, so that it imports nothing else
+    if mode == "alone":  # `control` holds the three pipes
         output, status, talk = (int(each) for each in control.split(","))
         os.dup2(output, 1)
         os.dup2(output, 2)

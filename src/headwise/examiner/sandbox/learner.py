@@ -105,7 +105,7 @@ def _give_forward(cls: object) -> None:
             cls.forward = method
 
 
-PACKAGE, DEPTH = "checked_package", 4  # what a file with relative imports is a part of, and how deep in it
+PACKAGE, DEPTH = "checked_package", 4  # the package of a file with relative imports, and its depth there
 
 
 class StandIn:
@@ -176,10 +176,10 @@ class _Finder(MetaPathFinder, Loader):
 
 
 class Skipped(NamedTuple):
-    """A statement of a file that raised while the file was loaded, and was left out."""
+    """A statement that raised while its file was loaded, and was skipped."""
 
     line: int
-    names: set[str]  # that it would have bound
+    names: set[str]  # the names that it assigns
     error: BaseException
 
 
@@ -263,7 +263,7 @@ def trains_while_loading(source: str) -> bool:
 
 
 def _without_inert_decorators(statement: ast.stmt, names: dict[str, Any]) -> None:
-    """Take off the decorators that come from stand-ins: a registry changes no number."""
+    """Remove decorators that come from stand-ins, such as registries, which change no number."""
     for node in ast.walk(statement):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             node.decorator_list = [

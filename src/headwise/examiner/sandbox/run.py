@@ -33,13 +33,13 @@ SYSTEM = (
 def readable(file: Path | None, source: str) -> list[str]:
     """Return the paths that a file may read, none of them below another."""
     paths = [*SYSTEM, sys.prefix, sys.base_prefix, sys.exec_prefix, *sysconfig.get_paths().values()]
-    # Not the folder headwise is imported from: that may be a checkout with much else in it.
+    # Not the folder that headwise is imported from: a checkout may have other files in it.
     paths += [str(PACKAGE), *(each for each in import_roots() if each != str(PACKAGE.parent))]
     paths += os.environ.get("LD_LIBRARY_PATH", "").split(":")
     if file is not None:
         paths += _of_learner(file, source)
     existing = [os.path.abspath(each) for each in paths if each and os.path.lexists(each)]
-    # A path given through a link needs both ends.
+    # For a path through a link, the link and its target are needed.
     existing += [os.path.realpath(each) for each in existing if each not in SYSTEM]
     existing = sorted({each for each in existing if each != "/"})
     outermost: list[str] = []

@@ -1,4 +1,4 @@
-"""Watching the other process from here: its time, its memory, its processes, its files, its output."""
+"""Watch the sandboxed process: its time, memory, processes, files and output."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from .verdicts import HEADER
 
 INTERVAL = 0.05
 START_SECONDS = 120.0  # importing torch from a cold disk
-PATIENCE = 3.0  # for a process that was asked where it is
-STARVED = 30.0  # times the seconds it has, at most: while it waits for a processor its time does not run
-OUTPUT_BYTES = 32 * 2**10  # kept of the beginning, and of the end
+PATIENCE = 3.0  # seconds for a process to report its line
+STARVED = 30.0  # times `seconds`: the most time waiting for a processor that is not counted
+OUTPUT_BYTES = 32 * 2**10  # kept from the beginning, and from the end
 FOLDER_BYTES = 1 * 2**30
 FOLDER_FILES = 10_000
 MESSAGE_BYTES = 256 * 2**20
 
 
 class Watch:
-    """Follows a copy of the template to its end, and brings that about where it goes too far.
+    """Follows a copy of the template until it ends, and kills it if it exceeds a limit.
 
     Args:
-        copy: of the template, in a session of its own.
-        output, status, talk: our ends of its pipes: what it prints, what the processes outside the fence
-            report, messages from and to the one inside.
-        folder: all it may write to.
-        reply: the answer to a message: bytes to send, b"" for none.
+        copy: the copy of the template, in a session of its own.
+        output, status, talk: our ends of its pipes: for its output, for reports of the processes outside the
+            sandbox, and for messages from and to the confined process.
+        folder: the only folder that it can write to.
+        reply: returns the answer to a message: bytes to send, or b"" for none.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Watch:
         self.killed_for: str | None = None
         self.started: float | None = None  # when the learner's file began to run
         self.took = 0.0
-        self._own_delay = 0.0  # seconds in which this process did not look: it may have been waited for
+        self._own_delay = 0.0  # seconds in which this process did not read: the other may have waited for it
         self._used_before = 0.0  # seconds of processor time when the learner's file began
         self.printed = 0
         self._head, self._tail = bytearray(), bytearray()
@@ -64,7 +64,7 @@ class Watch:
         self._heard, self._unsent = bytearray(), b""
 
     def follow(self) -> None:
-        """Until it has ended; nothing of it is left then."""
+        """Follow the process until it has ended and nothing of it is left."""
         begun = time.monotonic()
         look_at = last = begun
         with selectors.DefaultSelector() as selector:
@@ -79,7 +79,7 @@ class Watch:
                     if self.started is not None:
                         self._own_delay += max(now - last - INTERVAL, 0.0)
                     last = now
-                    if self.process.failure:  # the template is gone, and what it started with it
+                    if self.process.failure:  # the template ended, and with it all that it started
                         break
                     if self.started is None:
                         if now - begun > START_SECONDS:
@@ -98,7 +98,7 @@ class Watch:
                 pass
 
     def _once(self, seconds: float) -> bool:
-        """Whether anything came."""
+        """Handle what can be read within this time; return True if there was anything."""
         ready = self._selector.select(seconds)
         for key, _ in ready:
             if not key.data():
@@ -106,7 +106,7 @@ class Watch:
         return bool(ready)
 
     def _converse(self) -> bool:
-        """Messages as they come, and what is still to be sent as it is taken."""
+        """Read messages and send answers in pieces, without blocking; return False at the end."""
         try:
             if self._unsent:
                 self._unsent = self._unsent[os.write(self._talk, self._unsent[: 2**18]) :]
@@ -133,14 +133,14 @@ class Watch:
             self._unsent = self.reply(text_part, blob)
             if self._unsent:
                 self._selector.modify(self._talk, selectors.EVENT_WRITE, self._converse)
-            else:  # nothing more is asked: it may go
+            else:  # no more questions: the process may end
                 with suppress(OSError), socket.socket(fileno=os.dup(self._talk)) as wire:
                     wire.shutdown(socket.SHUT_WR)
         return bool(piece)
 
     @property
     def output(self) -> str:
-        """What was printed: all of it, or the beginning and the end."""
+        """The printed output; if it is long, its beginning and end."""
         left_out = self.printed - len(self._head) - len(self._tail)
         middle = f"\n... {left_out} bytes left out ...\n" if left_out else ""
         head, tail = (
@@ -169,7 +169,7 @@ class Watch:
         return bool(piece)
 
     def _family(self) -> list[int]:
-        """The confined process and all it started, itself first."""
+        """Return the confined process, and then all processes that it started."""
         keeper = self.facts.get("keeper")
         if isinstance(keeper, int):
             return descendants_of(keeper)
@@ -177,7 +177,7 @@ class Watch:
         return [] if number is None else [number, *descendants_of(number)]
 
     def _too_much(self, elapsed: float) -> str | None:
-        """What it took too much of, after so many seconds."""
+        """Return the name of the limit that is exceeded after `elapsed` seconds, or None."""
         family = self._family()
         crowd = len(family) > PROCESSES // 2
         if len(family) > PROCESSES or (crowd and elapsed > self.seconds):
@@ -189,26 +189,26 @@ class Watch:
         return "files" if _too_large(self.folder) else None
 
     def _is_late(self, family: list[int], elapsed: float) -> bool:
-        """Whether it used its seconds of a processor, or as many again without one: asleep, or at a disk."""
+        """Return True if its processor time, or its time asleep or at a disk, exceeds the limit."""
         working = max(sum(map(processor_time, family)) - self._used_before, 0.0)
         asleep = elapsed - working - self._starved(family) - min(self._own_delay, STARVED * self.seconds)
         return working > self.seconds or asleep > self.seconds
 
     def _used(self, family: list[int]) -> int:
-        """Bytes beyond what torch and headwise took before the learner's file began."""
+        """Return the bytes in use beyond those of torch and headwise before the learner's file ran."""
         before = self.facts.get("memory", 0)
         used = sum(map(memory_of, family)) - before
-        if used > self.memory and len(family) > 1:  # pages that copies of a process share count once
+        if used > self.memory and len(family) > 1:  # count pages that the copies share only once
             used = sum(map(share_of, family)) - before
         return used
 
     def _starved(self, family: list[int]) -> float:
-        """Seconds it waited for a processor since it began: a busy machine is not the learner's doing."""
+        """Return the seconds it waited for a processor: they do not count against the learner."""
         lost = waited(family[0]) - self.facts.get("waited", 0.0) if family else 0.0
         return min(max(lost, 0.0), STARVED * self.seconds)
 
     def _ask_where(self) -> None:
-        """Ask the confined process for the line it is at; it ends with the answer, if it is not deaf."""
+        """Make the confined process report its current line and end, unless it ignores the signal."""
         family = self._family()
         if self.started is None or not family:
             return
@@ -216,12 +216,12 @@ class Watch:
             os.kill(family[0], signal.SIGXCPU)
         until = time.monotonic() + PATIENCE
         while self.process.poll() is None and time.monotonic() < until:
-            if self._used(self._family()) > 2 * self.memory + 2**29:  # it goes on and on
+            if self._used(self._family()) > 2 * self.memory + 2**29:  # it keeps allocating
                 return
             time.sleep(0.01)
 
     def _end(self) -> None:
-        """End whatever is still there; in a process namespace, the keeper takes all others along."""
+        """Kill all processes that are left; in a process namespace, killing the keeper kills all."""
         keeper = self.facts.get("keeper")
         if self.killed_for is None:  # it ended by itself, or is about to
             with suppress(subprocess.TimeoutExpired):
@@ -257,6 +257,6 @@ def _too_large(folder: Path) -> bool:
                     size += os.lstat(os.path.join(parent, name)).st_blocks * 512
             if size > FOLDER_BYTES or count > FOLDER_FILES:
                 return True
-    except RecursionError:  # folders in folders in folders
+    except RecursionError:  # folders nested too deep
         return True
     return False

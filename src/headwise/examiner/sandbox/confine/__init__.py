@@ -1,7 +1,7 @@
-"""Fencing a process in. Only Python's own library is imported here.
+"""Confine a process. Only the standard library is imported here.
 
-Namespaces and Landlock take hold of one thread and what it starts later, so they come before torch, which
-may start threads: the child process loads this package alone, without headwise around it.
+Namespaces and Landlock apply to one thread and to what it starts later, so they are set before torch is
+imported, which may start threads. The child process loads this package without the rest of headwise.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = ["Fence", "Standing", "enter"]
 MOUNTS, CGROUPS, HOSTNAME, IPC, USERS, PROCESSES, NETWORK = (
     1 << bit for bit in (17, 25, 26, 27, 28, 29, 30)
 )  # fmt: skip
-Spaces = int  # those entered, together
+Spaces = int  # flags of the namespaces entered
 
-# Tried in turn: some systems allow a few only.
+# Tried in this order: some systems allow only a few.
 ATTEMPTS: tuple[Spaces, ...] = (
     USERS | NETWORK | PROCESSES | MOUNTS | IPC | HOSTNAME | CGROUPS,
     USERS | NETWORK | PROCESSES | MOUNTS | IPC,
@@ -34,12 +34,12 @@ ATTEMPTS: tuple[Spaces, ...] = (
 
 
 def _enter_namespaces() -> Spaces:
-    """Into new namespaces, as many as the system grants.
+    """Enter new namespaces, as many as the system grants, and return them.
 
-    The process itself stays where it was among processes: its next child is the first of the new ones.
+    The process stays in its old process namespace; its next child is the first process in the new one.
 
     Raises:
-        OSError: it grants none.
+        OSError: the system grants no namespace.
     """
     user, group = os.geteuid(), os.getegid()
     refused: OSError | None = None
@@ -63,26 +63,26 @@ def _write(path: str, text: str) -> None:
 
 
 def build_root(root: str, readable: Iterable[str], writable: Iterable[str], devices: Iterable[str]) -> None:
-    """A new / at the folder `root` with only these paths in it, under their own names, and /proc.
+    """Make `root` the new /, with only these paths in it, under their own names, and /proc.
 
-    Sockets of other programs (containers, desktops, databases) are files too, and Landlock lets anyone
-    connect to them: here they do not exist.
+    Landlock does not stop connections to sockets of other programs (containers, desktops, databases), which
+    are files. In the new / they do not exist.
 
     Raises:
-        OSError: it did not work; the old / stays.
+        OSError: a mount failed; the old / stays.
     """
     linux.mount("none", "/", None, linux.RECURSIVE | linux.PRIVATE)
     linux.mount("none", root, "tmpfs", linux.NO_SUID | linux.NO_DEVICES, "mode=755,size=1m")
     for path in readable:
         _place(root, path)
-    # All is read-only from here on but what is mounted later: places for that must exist before.
+    # Everything but later mounts becomes read-only below, so the mount points must exist before.
     later = [(path, _make_room(root, path)) for path in (*devices, *writable) if os.path.exists(path)]
     process_files = _make_folder(root + "/proc")
     try:
         linux.mount(
             "proc", process_files, "proc", linux.READ_ONLY | linux.NO_SUID | linux.NO_DEVICES | linux.NO_EXEC
         )
-    except OSError:  # containers hide parts of theirs, and then a new one is refused
+    except OSError:  # containers hide parts of /proc, and the kernel then refuses a new one
         linux.mount("/proc", process_files, None, linux.BIND | linux.RECURSIVE)
     linux.mount_read_only(root)
     for path, place in later:
@@ -103,7 +103,7 @@ def _place(root: str, path: str) -> None:
 
 
 def _make_room(root: str, path: str) -> str:
-    """An empty file or folder to mount on."""
+    """Create an empty file or folder to mount on, and return its path."""
     place = root + path
     if os.path.isdir(path):
         return _make_folder(place)
@@ -125,22 +125,22 @@ Tell = Callable[[dict[str, object]], None]
 
 @dataclass
 class Fence:
-    """What the confined process may touch."""
+    """The files that the confined process may access."""
 
     readable: list[str]
-    listable: list[str]  # folders whose names may be seen, not what is in the files
+    listable: list[str]  # folders whose file names may be listed
     writable: list[str]
-    root: str  # an empty folder the new / is built at
-    without: list[str] = field(default_factory=list)  # protections left out on purpose, by tests
+    root: str  # an empty folder for the new /
+    without: list[str] = field(default_factory=list)  # protections that tests switch off
 
 
 @dataclass
 class Standing:
-    """Which protections are in force, in words."""
+    """The protections that are active and missing, in words."""
 
     protections: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    essential: bool = False  # at least one that keeps other files from it
+    essential: bool = False  # at least one of them blocks other files
     own_users: bool = False
 
 
@@ -172,7 +172,7 @@ def enter(fence: Fence, tell: Tell) -> Standing:
 
 def _keep(confined: int, tell: Tell, *, own_processes: bool, own_root: bool) -> None:
     """Reap processes until the confined one ends, then end all that it left. Does not return."""
-    linux.prctl(linux.SET_DUMPABLE, 0)  # nobody in there looks into this process
+    linux.prctl(linux.SET_DUMPABLE, 0)  # the confined process cannot trace this one
     if not own_processes:
         linux.prctl(linux.SET_CHILD_SUBREAPER, 1)
     _let_go_of_output()
@@ -180,7 +180,7 @@ def _keep(confined: int, tell: Tell, *, own_processes: bool, own_root: bool) -> 
         ended, status = os.wait()
         if ended == confined:
             break
-    # Among processes of its own, but with the old /proc, the numbers there are not the keeper's.
+    # In a new process namespace with the old /proc, the process ids in /proc are not those of the keeper.
     left = len(descendants_of(os.getpid())) if own_root or not own_processes else 0
     tell({"ended": status, "left": left})
     if not own_processes:

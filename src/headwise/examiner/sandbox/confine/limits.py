@@ -1,4 +1,4 @@
-"""What a process may use, set by itself and never to be raised again; and what it leaves behind."""
+"""Limits that a process sets for itself and cannot raise again, and removal of what it leaves behind."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ RESERVED = 8 * 2**30  # allocators and BLAS libraries reserve gigabytes that the
 
 
 def limit_the_rest(*, own_users: bool) -> None:
-    """Files, processes, core dumps.
+    """Limit files, processes and core dumps.
 
     Args:
-        own_users: in a user namespace, where only the processes in it are counted.
+        own_users: True in a user namespace, where only its own processes count.
     """
     import resource
 
@@ -36,23 +36,23 @@ def limit_the_rest(*, own_users: bool) -> None:
 
 
 def be_counted() -> None:
-    """The kernel holds no real root to a number of processes; the effective user, who opens files, stays."""
+    """Give up the real user id of root, for which the kernel limits no processes; keep the effective one."""
     if os.geteuid() == 0:
         with suppress(OSError):
             os.setresuid(NOBODY, -1, -1)
 
 
 def first_to_go() -> None:
-    """Where the machine's memory ends after all, the system ends this process and its children first."""
+    """Let the system kill this process and its children first if the machine runs out of memory."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
 
 
 def limit_memory(most: int) -> None:
-    """What could never be used is refused at once; what is used is watched from outside.
+    """Limit the address space; the watching process limits the memory in use.
 
-    The kernel counts what is reserved, and a library that finds no room for an arena at its first product
-    ends the process: so there is room for that, beyond what was reserved up to now.
+    The kernel counts reserved memory, and a library that cannot reserve an arena at its first product ends
+    the process, so the limit leaves room for that.
     """
     import resource
 
@@ -62,12 +62,12 @@ def limit_memory(most: int) -> None:
 
 
 def memory_of(process: int | str) -> int:
-    """Bytes in use, of its own, not of files; 0 where the system does not say."""
+    """Return the bytes of memory in use, without files; 0 if unknown."""
     return _lines(f"/proc/{process}/status", ("RssAnon:", "RssShmem:"))
 
 
 def share_of(process: int | str) -> int:
-    """The same, with pages shared by n processes counted as 1 / n each."""
+    """Return the bytes of memory in use; a page shared by n processes counts as 1 / n."""
     return _lines(f"/proc/{process}/smaps_rollup", ("Pss_Anon:", "Pss_Shmem:"))
 
 
@@ -78,23 +78,23 @@ def _lines(path: str, starts: tuple[str, ...]) -> int:
 
 
 def waited(process: int | str) -> float:
-    """Seconds in which it could have run and others did; 0 where the system does not say."""
+    """Return the seconds that the process waited for a processor; 0 if unknown."""
     with suppress(OSError, ValueError, IndexError), open(f"/proc/{process}/schedstat") as file:
         return int(file.read().split()[1]) / 1e9
     return 0.0
 
 
 def processor_time(process: int | str) -> float:
-    """Seconds of processor time, with that of children that ended; 0 where the system does not say."""
+    """Return the seconds of processor time, with that of children that ended; 0 if unknown."""
     with suppress(OSError, ValueError, IndexError), open(f"/proc/{process}/stat", "rb") as file:
-        # After the name, in brackets: state, parent, ..; the 12th to 15th are ticks of its own and theirs.
+        # After the name in brackets: state, parent, ...; the 12th to 15th are ticks of it and its children.
         ticks = file.read().rpartition(b")")[2].split()[11:15]
         return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
     return 0.0
 
 
 def limit_time(seconds: float) -> None:
-    """So many seconds of processor time from now; the clock on the wall is watched from outside."""
+    """Limit the processor time from now; the watching process limits the elapsed time."""
     import resource
 
     used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
@@ -111,7 +111,7 @@ def _lower(resource_kind: int, most: int, grace: int = 0) -> None:
 
 
 def _reserved() -> tuple[int, int]:
-    """Bytes of address space, and of data."""
+    """Return the bytes of address space and of data."""
     try:
         with open("/proc/self/statm") as file:
             pages = [int(each) for each in file.read().split()]
@@ -122,7 +122,7 @@ def _reserved() -> tuple[int, int]:
 
 
 def _processes_of_user() -> int:
-    """Threads counted as processes, as the limit counts them."""
+    """Return the number of threads of the user, which the limit counts as processes."""
     user, count = os.getuid(), 0
     with suppress(OSError):
         for name in os.listdir("/proc"):
@@ -134,7 +134,7 @@ def _processes_of_user() -> int:
 
 
 def descendants_of(*ancestors: int) -> list[int]:
-    """Their children, the children of those, and so on; nearest first."""
+    """Return the children of these processes, their children, and so on; nearest first."""
     children: dict[int, list[int]] = {}
     for number, parent in _parents():
         children.setdefault(parent, []).append(number)
@@ -145,13 +145,13 @@ def descendants_of(*ancestors: int) -> list[int]:
 
 
 def _parents() -> list[tuple[int, int]]:
-    """(process, its parent) for every process in sight that has not ended."""
+    """Return (process, parent) of every visible process that has not ended."""
     pairs = []
     with suppress(OSError):
         for name in os.listdir("/proc"):
             if name.isdigit():
                 with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                    # The name, in brackets, may hold anything.
+                    # The name, in brackets, may contain any character.
                     state, parent = file.read().rpartition(b")")[2].split()[:2]
                     if state not in (b"Z", b"X"):
                         pairs.append((int(name), int(parent)))
@@ -159,7 +159,7 @@ def _parents() -> list[tuple[int, int]]:
 
 
 def sweep(ancestor: int, seconds: float = 3.0) -> None:
-    """End all descendants and reap those that come to the caller, until there are none."""
+    """Kill all descendants, and reap those that become children of the caller, until there are none."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         left = descendants_of(ancestor)
@@ -175,7 +175,7 @@ def sweep(ancestor: int, seconds: float = 3.0) -> None:
 
 
 def remove(folder: str | os.PathLike[str]) -> None:
-    """A folder with all in it, also where the learner's file took rights away from folders."""
+    """Remove a folder and its content, even if the learner's file removed permissions of folders."""
     with suppress(RecursionError):
         shutil.rmtree(folder, ignore_errors=True)
     if not os.path.lexists(folder):
@@ -187,5 +187,5 @@ def remove(folder: str | os.PathLike[str]) -> None:
                 if not os.path.islink(inside):
                     with suppress(OSError):
                         os.chmod(inside, 0o700)
-    # Python's own gives up at folders a thousand deep.
+    # shutil.rmtree fails for folders nested a thousand deep.
     subprocess.run(["rm", "-rf", "--", str(folder)], stderr=subprocess.DEVNULL, check=False)

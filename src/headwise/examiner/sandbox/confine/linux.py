@@ -1,6 +1,6 @@
-"""The few calls of Linux that Python 3.11 has no name for.
+"""System calls of Linux that Python 3.11 does not offer.
 
-Landlock is among them: from then on a process and its children may touch only the files that were named.
+With Landlock, a process and its children can access only the files that were named.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Iterable
 
-# Numbers that are the same on every architecture Python's torch runs on.
+# These numbers are equal on all architectures that torch supports.
 MOUNT_SETATTR = 442
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
@@ -40,24 +40,24 @@ def _checked(result: int, operation: str) -> int:
 
 
 def syscall(operation: str, number: int, *arguments: object) -> int:
-    """One system call by number; integers are passed as 64 bits."""
+    """Make a system call by number; integers are passed as 64 bits."""
     wide = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
     return _checked(_libc.syscall(ctypes.c_long(number), *wide), operation)
 
 
 def unshare(flags: int) -> None:
-    """New namespaces for this process."""
+    """Create new namespaces for this process."""
     _checked(_libc.unshare(ctypes.c_int(flags)), "unshare")
 
 
 def prctl(option: int, *values: int) -> int:
-    """A setting of this process."""
+    """Change a setting of this process."""
     padded = [ctypes.c_ulong(each) for each in (*values, 0, 0, 0, 0)[:4]]
     return _checked(_libc.prctl(ctypes.c_int(option), *padded), "prctl")
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
-    """mount(2)."""
+    """Call mount(2)."""
     kind_bytes = None if kind is None else kind.encode()
     options_bytes = None if options is None else options.encode()
     done = _libc.mount(
@@ -67,7 +67,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str |
 
 
 def unmount(target: str) -> None:
-    """Out of sight now, gone when nobody uses it."""
+    """Detach a mount now; it ends when no process uses it."""
     _checked(_libc.umount2(os.fsencode(target), ctypes.c_int(_DETACH)), f"unmount {target}")
 
 
@@ -76,7 +76,7 @@ class _MountAttributes(ctypes.Structure):
 
 
 def mount_read_only(target: str) -> None:
-    """A mount and all mounts below it can be read only from now on (Linux 5.12)."""
+    """Make a mount and all mounts below it read-only (Linux 5.12)."""
     attributes = _MountAttributes(set=READ_ONLY | NO_SUID)
     syscall(
         "mount_setattr", MOUNT_SETATTR, _AT_FDCWD, ctypes.c_char_p(os.fsencode(target)), _AT_RECURSIVE,
@@ -85,10 +85,10 @@ def mount_read_only(target: str) -> None:
 
 
 def pivot_root(new: str) -> None:
-    """`new`, a mount, becomes /; the old root is let go of."""
+    """Make the mount `new` the root folder, and detach the old one."""
     number = PIVOT_ROOT.get(os.uname().machine)
     if number is None:
-        raise OSError(f"pivot_root: unknown on {os.uname().machine}")
+        raise OSError(f"pivot_root: number unknown on {os.uname().machine}")
     os.chdir(new)
     current_folder = ctypes.c_char_p(b".")
     syscall("pivot_root", number, current_folder, current_folder)
@@ -97,11 +97,11 @@ def pivot_root(new: str) -> None:
 
 
 def drop_capabilities(numbers: Iterable[int] = range(64)) -> None:
-    """None of root's powers, now or after running a program; files are still opened as their owner."""
+    """Drop all capabilities of root for good; the user id, and access to own files, stay."""
     for number in numbers:
         try:
             prctl(DROP_FROM_BOUNDING_SET, number)
-        except OSError:  # no such capability in this kernel, or no right to drop: then none is held either
+        except OSError:  # unknown to this kernel, or no right to drop it, and then it is not held
             continue
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3, this thread
     nothing = (ctypes.c_uint32 * 6)()
@@ -132,10 +132,10 @@ class _Beneath(ctypes.Structure):
 
 
 def landlock_version() -> int:
-    """Of the kernel's Landlock.
+    """Return the version of Landlock in the kernel.
 
     Raises:
-        OSError: there is none, or it is switched off.
+        OSError: the kernel has no Landlock, or it is switched off.
     """
     return syscall("Landlock", CREATE_RULESET, None, 0, 1)
 
@@ -143,19 +143,19 @@ def landlock_version() -> int:
 def restrict(
     readable: Iterable[str], listable: Iterable[str], writable: Iterable[str], devices: Iterable[str]
 ) -> int:
-    """Fence in the calling thread: call it while there is only one.
+    """Restrict the calling thread with Landlock; call it before other threads start.
 
     Args:
         readable: files and folders, with all below them, that may be read and executed.
         listable: folders in which, and below which, names may be seen.
-        writable: folders below which anything may be done but making device files.
+        writable: folders below which everything is allowed except device files.
         devices: files that may be read and written.
 
     Returns:
-        The version of Landlock: from 4 on TCP is shut as well, from 6 on signals to others are.
+        The version of Landlock: from 4 on TCP is blocked too, from 6 on signals to other processes.
 
     Raises:
-        OSError: it did not work; nothing is fenced in.
+        OSError: a call failed; nothing is restricted.
     """
     number = landlock_version()
     handled = FIRST_VERSION
