@@ -1,4 +1,4 @@
-"""Benchmarks: what headwise costs beside what people use today, checked before it is timed.
+"""Benchmarks of headwise beside other libraries; every result is checked before it is timed.
 
     python -m benchmarks                          every case for the CPU
     python -m benchmarks --device cuda            every case for the GPU

@@ -22,7 +22,7 @@ QUICK_REPEATS = 4
 
 
 def arguments() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -42,14 +42,14 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def part_of(cases: Sequence[Case], part: str) -> list[Case]:
-    """The cases of one part, "2/3" the second of three: every third, so that like ones are spread.
+    """Return the cases of one part: "2/3" is the second third, every third case, to spread similar ones.
 
     Raises:
         ValueError: not two numbers, or no such part.
     """
     number, _, of = part.partition("/")
     if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
-        raise ValueError(f"--part must be N/M with N from 1 to M: got {part}; 2/3 is the second of three")
+        raise ValueError(f"--part must be N/M with N from 1 to M: got {part}; 2/3 is the second third")
     return list(cases[int(number) - 1 :: int(of)])
 
 
@@ -62,7 +62,7 @@ def run(
     commit: str | None = None,
     until: float = float("inf"),
 ) -> list[dict[str, Any]]:
-    """Run cases one after another, storing each as soon as it is done; their records.
+    """Run cases one after another, store each as soon as it is done, and return their records.
 
     until: a monotonic time after which none begins; those left are named.
     """
@@ -87,7 +87,7 @@ def run(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 all well, 1 a case failed, 2 wrong use, 130 stopped by Ctrl-C."""
+    """Return the exit status: 0: all passed; 1: a case failed; 2: wrong arguments; 130: Ctrl-C."""
     begun = time.monotonic()
     parser = arguments()
     options = parser.parse_args(argv)
@@ -101,9 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not cases:
         parser.error(f"no case for {options.device} fits {options.only!r}; --list names them all")
     if options.repeats < 1:
-        parser.error(f"--repeats must be at least 1: got {options.repeats}")
+        parser.error(f"--repeats must be at least 1: got {options.repeats}; leave it out for the default")
     if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("torch sees no GPU here; use --device cpu")
+        parser.error("--device cuda needs a GPU: torch finds none; use --device cpu")
     if options.part is not None:
         try:
             cases = part_of(cases, options.part)
@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _missing(cases: Sequence[Case], device: str, folder: Path, commit: str | None) -> list[Case]:
-    """Those that are not stored yet, right, of what is there to be measured now."""
+    """Return the cases without a stored, correct result of the present source."""
     about = machine.describe(device, commit)
     stored_names = report.stored_of(report.load(report.file_for(folder, device, about["started"])), about)
     return [case for case in cases if case.name not in stored_names]

@@ -1,4 +1,4 @@
-"""What people do every day, timed as felt: tiny calls, rows of maps, modules, torch's class, models watched.
+"""Common calls, timed until the result is there: tiny calls, rows of maps, modules, watched models.
 
     python -m benchmarks.everyday                                 all for this CPU
     python -m benchmarks.everyday --device cuda --seconds 540     on a GPU; none begins after nine minutes
@@ -38,7 +38,7 @@ Report = dict[str, Any]
 
 
 def choose(pattern: str | None, device: str, longest: int = LENGTHS[-1]) -> list[Case]:
-    """Cases for a device whose names fit; several patterns are parted by commas. `longest`: of the grid."""
+    """Return the cases of a device that match the patterns (separated by commas), up to length `longest`."""
     patterns = (pattern or "*").split(",")
     return [
         case
@@ -88,12 +88,12 @@ def _measured(case: Case, device: str, turns: int, tiny: bool, turned: runner.Tu
 
 
 def file_in(folder: Path, device: str = "cpu") -> Path:
-    """Where the results of this device, or this kind of CPU, lie."""
+    """Return the file of results of this device, or of this kind of CPU."""
     return report.of_this_cpu("everyday", folder) if device == "cpu" else folder / f"everyday_{device}.json"
 
 
 def arguments() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.everyday",
         description=__doc__,
@@ -116,7 +116,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 all well, 1 a case failed, 2 wrong use, 130 stopped by Ctrl-C."""
+    """Return the exit status: 0: all passed; 1: a case failed; 2: wrong arguments; 130: Ctrl-C."""
     begun = time.monotonic()
     parser = arguments()
     options = parser.parse_args(argv)
@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.show:
         stored = report.load(file_in(folder, device))
         if stored is None:
-            parser.error(f"no results of this kind of machine lie in {folder}; measure first: without --show")
+            parser.error(f"--show needs results of this machine: {folder} has none; run without --show")
         print(everyday_table.summary(stored["cases"].values()))
         return 0
     chosen = choose(options.only, device, options.longest)
@@ -138,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.turns < 1:
         parser.error(f"--turns must be at least 1: got {options.turns}")
     if device == "cuda" and not torch.cuda.is_available():
-        parser.error("torch sees no GPU here; use --device cpu")
+        parser.error("--device cuda needs a GPU: torch finds none; use --device cpu")
     if options.missing:
         about = machine.describe(device, options.commit)
         stored_names = report.stored_of(report.load(file_in(folder, device)), about)

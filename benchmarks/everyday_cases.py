@@ -1,4 +1,4 @@
-"""What people do every day, as cases by group, the most important first.
+"""Cases of common calls by group, the most important first.
 
     calls     `hw.attention` of next to no work beside SDPA, by rule: until the call returns
     rows      one row of one head, read from an existing map, beside that row in eager torch
@@ -41,7 +41,7 @@ WAYS = (("inference", False), ("training", True))
 
 
 def grid(lengths: Sequence[int] = LENGTHS, sizes: Sizes = SIZES) -> list[Case]:
-    """Torch's class at every length, one sequence, without gradients."""
+    """Return cases of torch's class at every length: one sequence, without gradients."""
     return [
         Case(
             f"everyday_L{length}_{mask}_{kind}",
@@ -101,7 +101,7 @@ MODULES: dict[str, tuple[str, Sizes, dict[str, Any]]] = {
 
 
 def _sizes_of(words: Sizes, training: bool) -> dict[str, Any]:
-    """On a CPU, a batch of one or two: a batch of 32 takes seconds there."""
+    """Return the sizes of a device; on a CPU the batch is 1 or 2, because 32 takes seconds."""
     return {
         "sizes": {**words, "B": min(words["B"], 2)},
         "on_cuda": words,
@@ -234,11 +234,11 @@ GROUPS: dict[str, Callable[[], list[Case]]] = {
 
 
 def every() -> list[Case]:
-    """All of them, group by group."""
+    """Return all cases, group by group."""
     return [case for made in GROUPS.values() for case in made()]
 
 
 def group_of(name: str) -> str:
-    """The group of a case, by its name."""
+    """Return the group of a case, by its name."""
     first = name.split("_", 1)[0]
     return {"call": "calls", "row": "rows", "module": "modules", "everyday": "grid"}.get(first, first)

@@ -1,4 +1,4 @@
-"""What `benchmarks.everyday` has stored, in words and as tables of docs/benchmarks.md."""
+"""Results of `benchmarks.everyday` in words and as tables of docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _cells(record: Record, peers: Sequence[str]) -> list[str]:
 
 
 def _times_faster(records: Iterable[Record]) -> dict[str, float]:
-    """Cell -> how many times as fast as torch's class."""
+    """Return the speed relative to torch's class, by cell."""
     return {
         record["name"].removeprefix("everyday_"): 1 / report.ratio(record["ratio"])
         for record in records
@@ -114,7 +114,7 @@ def _grid_in_words(records: Sequence[Record]) -> list[str]:
 
 
 def summary(records: Iterable[Record]) -> str:
-    """All cases in a line each: ours, the peer, ours / peer, peer / itself, others; the grid in words."""
+    """Return a line per case (ours, the peer, ours / peer, peer / itself, others), and the grid in words."""
     listed = list(records)
     if not listed:
         return NOTHING

@@ -1,4 +1,4 @@
-"""Rules of attention, said to headwise and said to others: FlexAttention, compiled, and SDPA.
+"""Mask rules for headwise, for compiled FlexAttention and for SDPA.
 
 A rule is made for tensors of some size: the options of `hw.attention`, and the same as the two functions that
 FlexAttention takes, one for who sees whom and one for the score. `peers` makes the calls that stand beside
@@ -39,7 +39,7 @@ Options = Mapping[str, Any]  # of hw.attention
 
 @dataclass(frozen=True)
 class SizedRule:
-    """A rule for tensors of one size.
+    """A mask rule for tensors of one size.
 
     options: what `hw.attention` is told.
     visible: FlexAttention's mask_mod; None: everything.
@@ -61,7 +61,7 @@ class SizedRule:
 
 @dataclass(frozen=True)
 class Peer:
-    """A call beside ours, and the context it wants around it."""
+    """A call to compare with ours, and the context it runs in."""
 
     name: str
     call: Call
@@ -72,12 +72,12 @@ class Peer:
 
 
 def causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """FlexAttention's causal mask."""
+    """Return FlexAttention's causal mask."""
     return i >= j
 
 
 def softcap(q: Tensor) -> SizedRule:
-    """Scores bent by tanh; beside it, FlexAttention with torch's tanh and with an approximate one."""
+    """Return softcapping; the peers are FlexAttention with torch's tanh and with an approximate one."""
 
     def bent(tanh: Callable[[Tensor], Tensor]) -> Mod:
         return lambda s, b, h, i, j: tanh(s / CAP) * CAP
@@ -89,13 +89,13 @@ def softcap(q: Tensor) -> SizedRule:
 
 
 def tanh_by_exp2(x: Tensor) -> Tensor:
-    """tanh by one exp2 and one division."""
+    """Return tanh, by one exp2 and one division."""
     return 1 - 2 / (1 + torch.exp2(x * 2.8853900817779268))  # 2 log2(e)
 
 
 @cache
 def tanh_of_the_gpu() -> Callable[[Tensor], Tensor]:
-    """The GPU's own tanh as an operator that inductor puts into a kernel as one instruction."""
+    """Return the GPU's tanh as an operator that inductor compiles to one instruction."""
     from torch._inductor.lowering import make_pointwise, register_lowering
     from torch._inductor.virtualized import ops
 
@@ -114,7 +114,7 @@ def tanh_of_the_gpu() -> Callable[[Tensor], Tensor]:
 
 
 def alibi(q: Tensor) -> SizedRule:
-    """A slope a head."""
+    """Return ALiBi, with one slope per head."""
     bias = hw.scoring.alibi(q.shape[1], q.device)
     slopes = bias.slopes
     return SizedRule(
@@ -125,7 +125,7 @@ def alibi(q: Tensor) -> SizedRule:
 
 
 def documents(q: Tensor) -> SizedRule:
-    """Eight documents of uneven lengths, one after another."""
+    """Return a mask of eight documents of different lengths in one sequence."""
     L = q.shape[2]
     cuts = torch.randperm(L - 1, device=q.device)[: DOCUMENTS - 1] + 1
     ids = torch.zeros(L, dtype=torch.int32, device=q.device).index_fill_(0, cuts, 1).cumsum(0).int()
@@ -134,7 +134,7 @@ def documents(q: Tensor) -> SizedRule:
 
 
 def padding(q: Tensor) -> SizedRule:
-    """Sequences that end early, by their lengths."""
+    """Return padding by lengths."""
     B, _, L, _ = q.shape
     lengths = torch.tensor([L - b * L // B for b in range(B)], device=q.device)
 
@@ -142,7 +142,7 @@ def padding(q: Tensor) -> SizedRule:
 
 
 def holes(q: Tensor) -> SizedRule:
-    """Keys that are real here and there."""
+    """Return padding with scattered real keys."""
     B, _, L, _ = q.shape
     real = torch.rand(B, L, device=q.device) < REAL
     real[:, 0] = True  # so that every query sees a key
@@ -160,7 +160,7 @@ def _changing(
 
 
 def dense(q: Tensor) -> SizedRule:
-    """A bool tensor without a pattern, one for all heads."""
+    """Return a random bool mask, one for all heads."""
     L = q.shape[2]
     allowed = torch.rand(L, L, device=q.device) < SHARE
     allowed.fill_diagonal_(True)
@@ -168,7 +168,7 @@ def dense(q: Tensor) -> SizedRule:
 
 
 def unhinted(q: Tensor) -> SizedRule:
-    """A causal mask that comes as a bool tensor: nobody says that it is causal."""
+    """Return a causal mask as a bool tensor, without is_causal."""
     L = q.shape[2]
     return _of_tensor(torch.ones(L, L, dtype=torch.bool, device=q.device).tril_())
 
@@ -185,7 +185,7 @@ def _of_tensor(allowed: Tensor) -> SizedRule:
 
 
 def bias(q: Tensor, gradient: bool = False) -> SizedRule:
-    """A number for every head, query and key."""
+    """Return a bias for every head, query and key."""
     B, H, L, _ = q.shape
     values = torch.randn(1, H, L, L, device=q.device, dtype=q.dtype).requires_grad_(gradient)
     return SizedRule(
@@ -194,18 +194,18 @@ def bias(q: Tensor, gradient: bool = False) -> SizedRule:
 
 
 def sinks(q: Tensor) -> SizedRule:
-    """One more column of the softmax without a value."""
+    """Return learned sinks: one more column of the softmax, without a value."""
     values = torch.randn(q.shape[1], device=q.device)
     return SizedRule({"causal": True, "sinks": values}, causal)
 
 
 def window(q: Tensor) -> SizedRule:
-    """The last keys."""
+    """Return a causal window."""
     return SizedRule({"window": WINDOW}, lambda b, h, i, j: (i >= j) & (i - j < WINDOW))
 
 
 def band(q: Tensor) -> SizedRule:
-    """Keys near by, on both sides."""
+    """Return a window on both sides of the query."""
     return SizedRule({"window": (REACH, REACH)}, lambda b, h, i, j: (i - j <= REACH) & (j - i <= REACH))
 
 
@@ -228,12 +228,12 @@ RULES: dict[str, Callable[[Tensor], SizedRule]] = {
 
 
 def sequences(rule: str) -> int:
-    """How many sequences a batch has: padding needs several."""
+    """Return the batch size: padding needs several sequences."""
     return 4 if rule in ("padding", "holes") else 1
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
-    """The same call in plain torch: in float64 the truth, in the call's own dtype the measure of errors."""
+    """Return the call in plain torch: in float64 the truth, in its own dtype the scale of errors."""
     rest = {name: value for name, value in options.items() if name not in ("causal", "window", "statistics")}
     hidden, size = rest.pop("mask", None), options.get("window")
     mask = hw.Mask() if hidden is None else hw.Mask.dense(hidden) if isinstance(hidden, Tensor) else hidden
@@ -249,7 +249,7 @@ def plain(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
 
 @dataclass
 class Flex:
-    """FlexAttention compiled for one rule, with its block mask made, compiled too where batches change it."""
+    """FlexAttention compiled for one rule, with its block mask, which is compiled if batches change it."""
 
     rule: SizedRule
     score: Mod | None
@@ -280,7 +280,7 @@ class Flex:
             self.seconds[name] = time.perf_counter() - start
 
     def masked(self) -> Any:
-        """The block mask; None where everything is visible, and of a lone query, which sees all."""
+        """Return the block mask; None if everything is visible, as for a single query."""
         (B, _, T, _), S = self.q.shape, self.k.shape[2]
         if self.rule.visible is None or T == 1:
             return None
@@ -292,7 +292,7 @@ class Flex:
         return self.run(q, k, v, score_mod=self.score, block_mask=self.block, enable_gqa=self.grouped)
 
     def remade(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The block mask anew, then the call."""
+        """Create the block mask, then call."""
         self.block = self.masked()
         return self(q, k, v)
 
@@ -301,7 +301,7 @@ Builds = dict[str, Callable[[], Peer]]
 
 
 def peers(rule: SizedRule, q: Tensor, k: Tensor) -> list[Builds]:
-    """Who stands beside ours, by name; of several in one dict, the first that runs. Made when asked for."""
+    """Return the peers by name, as functions that make them; of several in one dict, the first that runs."""
     if rule.is_plain:
         return [{kernel[0]: partial(Peer, *kernel)} for kernel in _fused(rule, q, k)]
     if not q.is_cuda:
@@ -319,7 +319,7 @@ def peers(rule: SizedRule, q: Tensor, k: Tensor) -> list[Builds]:
 
 
 def _fused(rule: SizedRule, q: Tensor, k: Tensor) -> list[tuple[Any, ...]]:
-    """SDPA's fastest kernels; whichever torch takes for a lone query, and where there is no GPU."""
+    """Return (name, call, context) of SDPA's fastest kernels; torch chooses for one query and on a CPU."""
     call = partial(sdpa, is_causal=rule.options.get("causal", False), enable_gqa=q.shape[1] != k.shape[1])
     if not q.is_cuda or q.shape[2] == 1:
         return [("SDPA", call)]

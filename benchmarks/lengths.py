@@ -1,4 +1,4 @@
-"""The table and the picture of lengths, from what `benchmarks.sweep` stored and nothing else."""
+"""The table and the picture of lengths, from the results of `benchmarks.sweep` alone."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ Value = Callable[[Report, str], float | None]
 
 
 def picture(stored: Report) -> Figure:
-    """Two panels, time and extra memory over tokens, both axes logarithmic."""
+    """Draw two panels, time and extra memory over tokens, with logarithmic axes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -160,7 +160,7 @@ def _frame(axes: Axes, tokens: Sequence[int], title: str) -> None:
 
 
 def _name_curves(axes: Axes, curves: dict[str, Points]) -> None:
-    """Names at the curves, in pairs: the upper above its end, to the left; the lower below, to the right."""
+    """Name the curves in pairs: the upper above its end, to the left; the lower below, to the right."""
     for pair, end in (((OURS, CUDNN), 0), ((DENSE, BY_HEAD), -1)):  # the end at which they differ
         ordered = sorted((arm for arm in pair if arm in curves), key=lambda arm: curves[arm][end][1])
         for arm in ordered:
@@ -173,7 +173,7 @@ def _name_curves(axes: Axes, curves: dict[str, Points]) -> None:
 
 
 def _mark_ends(axes: Axes, done: Sequence[Report], curves: dict[str, Points]) -> None:
-    """A cross where an eager route ends for want of memory, and what the cross means."""
+    """Draw a cross where an eager route runs out of memory, and explain the cross."""
     died = [arm for arm in curves if any(arm in record["out_of_memory"] for record in done)]
     for arm in died:
         axes.plot(*curves[arm][-1], marker="X", markersize=10, color=COLOURS[arm], markeredgecolor="white")

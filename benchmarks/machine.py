@@ -1,4 +1,4 @@
-"""What it ran on: machine, versions, commit. Numbers without these say nothing."""
+"""The machine, versions and commit of a run, without which its numbers mean nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def describe(device: str, commit: str | None = None) -> dict[str, Any]:
-    """Machine, versions and commit, for the head of a report.
+    """Return machine, versions and commit, for the head of a report.
 
     Args:
         commit: to be believed, where git does not know what this tree is.
@@ -85,7 +85,7 @@ def _installed(package: str) -> str | None:
 
 
 def _source(commit: str | None) -> dict[str, Any]:
-    """The commit, whether package or benchmarks differ from it, and a digest of the package's sources."""
+    """Return the commit, True if package or benchmarks differ from it, and a digest of the sources."""
     digest = hashlib.sha256()
     package = Path(headwise.__file__).parent
     for path in sorted(package.rglob("*.py")):
@@ -100,7 +100,7 @@ def _source(commit: str | None) -> dict[str, Any]:
 
 
 def _output_of(*command: str) -> str | None:
-    """What a command prints; None where it cannot run or fails."""
+    """Return the output of a command; None if it cannot run or fails."""
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""The extra memory of one call, at its peak: what is held beyond the inputs, the result included.
+"""Peak memory of one call beyond its inputs, including the result.
 
 On a GPU torch counts it. On a CPU a fresh process makes the inputs, runs the arm once at a tiny size (so that
 libraries and threads are there), gives free memory back to the system, and then makes the one call that
@@ -31,7 +31,7 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def on_cuda(arm: Arm) -> dict[str, Any]:
-    """Extra bytes torch allocated on the GPU during one call of an arm that has run before."""
+    """Return the extra bytes that torch allocates on the GPU in a call of an arm that has run before."""
     with around(arm):
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
@@ -44,7 +44,7 @@ def on_cuda(arm: Arm) -> dict[str, Any]:
 def in_fresh_process(
     case: str, arm: str, tiny: bool = False, seconds: float = 900, **sizes: int
 ) -> dict[str, Any]:
-    """Extra bytes of one call of an arm on the CPU, in a process of its own; sizes in place of the case's."""
+    """Return the extra bytes of a call on the CPU, in a new process; `sizes` replace those of the case."""
     request = {"case": case, "arm": arm, "tiny": tiny, "threads": torch.get_num_threads(), "sizes": sizes}
     places = [str(FOLDER.parent), str(FOLDER.parent / "src"), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
@@ -64,7 +64,7 @@ def in_fresh_process(
 
 
 def peak_of(arm: Arm) -> dict[str, Any]:
-    """Extra bytes of one call in this process, which should be fresh and have `GIVES_BACK` around it."""
+    """Return the extra bytes of a call in this process, which should be new and have `GIVES_BACK` set."""
     _give_back()
     if not _gives_back():
         method = "this process keeps what it frees, and a call would hide in that; start it with "
@@ -89,7 +89,7 @@ def peak_of(arm: Arm) -> dict[str, Any]:
 
 
 def _mark() -> int:
-    """The most that was resident, in kilobytes: of this program, or else of the process."""
+    """Return the peak resident memory in kilobytes: of this program, or else of the process."""
     try:
         return _kilobytes("VmHWM")
     except RuntimeError:
@@ -99,7 +99,7 @@ def _mark() -> int:
 
 
 def _ballast() -> mmap.mmap:
-    """As much as brings what is resident up to the mark: whatever is taken now moves it."""
+    """Return an allocation that brings resident memory up to its peak, so that every new one raises it."""
     size = max(0, _mark() - _kilobytes("VmRSS")) * 1024 + 2**20
     ballast = mmap.mmap(-1, size)
     ballast[:: mmap.PAGESIZE] = bytes([1]) * -(-size // mmap.PAGESIZE)
@@ -107,7 +107,7 @@ def _ballast() -> mmap.mmap:
 
 
 def _gives_back() -> bool:
-    """Whether what torch frees is given back to the system: tried with 32 MiB."""
+    """Return True if memory that torch frees goes back to the system: tested with 32 MiB."""
     block = torch.ones(32 * 2**20, dtype=torch.uint8)
     held = _kilobytes("VmRSS")
     del block
@@ -116,7 +116,7 @@ def _gives_back() -> bool:
 
 
 def _reset_mark() -> bool:
-    """Set the high-water mark to what is resident now; False where that is not allowed."""
+    """Reset the peak of resident memory; return False if that is not allowed."""
     try:
         CLEAR.write_text("5")
         # some kernels take the write and do nothing
@@ -133,7 +133,7 @@ def _kilobytes(name: str) -> int:
 
 
 def _give_back() -> None:
-    """Hand freed memory back, so that a call cannot hide in what an earlier one left."""
+    """Give freed memory back to the system, so that a call cannot reuse it unseen."""
     import gc
 
     gc.collect()

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md from the stored results and nothing else: a section for each machine.
+"""docs/benchmarks.md from the stored results alone: a section for each machine.
 
     python -m benchmarks --readme
 

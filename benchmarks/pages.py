@@ -70,7 +70,7 @@ Report = dict[str, Any]
 
 
 class Layers(torch.nn.Module):
-    """Layers that read one after another, each its own vectors: deep random models make all tokens alike."""
+    """Layers that read different random vectors, since deep random models make all tokens alike."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Layers(torch.nn.Module):
 
 
 def watched(length: int) -> tuple[hw.Heads, list[Tensor], list[str]]:
-    """144 heads over so many tokens, their weights as [1, H, T, T] per layer, and names of the tokens."""
+    """Return 144 heads over T tokens, their weights [1, H, T, T] per layer, and names of the tokens."""
     torch.manual_seed(0)
     model = Layers().eval()
     x = torch.randn(LAYERS, 1, length, WIDTH) * SPREAD
@@ -94,7 +94,7 @@ def watched(length: int) -> tuple[hw.Heads, list[Tensor], list[str]]:
 
 
 class _LongMap:
-    """Stands for the map of a layer over a long text: what a page asks of the heads that it zooms into."""
+    """Stands in for the map of a layer over a long text, for the heads that a page zooms into."""
 
     def __init__(self, length: int, finer: Tensor, queries: Tensor | None = None) -> None:
         self.shape = (1, finer.shape[1], length, length)
@@ -123,7 +123,7 @@ class _LongMap:
 def long_heads(
     length: int = LONG, layers: int = LONG_LAYERS, heads: int = LONG_HEADS, cells: int = CELLS
 ) -> hw.Heads:
-    """Heads over a long text, made up: a cell has what a token of a short text has."""
+    """Return artificial heads over a long text: a cell has the values of a token of a short text."""
     torch.manual_seed(0)
     made = hw.Heads()
     share = length // cells
@@ -141,7 +141,7 @@ def long_heads(
 
 
 def zoomed(heads: hw.Heads, length: int, count: int = ZOOMED, cells: int = FINER) -> list[tuple[Any, int]]:
-    """Lets the first head of some layers be zoomed into; which they are."""
+    """Let a page zoom into the first head of some layers, and return these heads."""
     chosen = []
     for path in heads.paths[:: max(1, len(heads) // count)][:count]:
         q, k = torch.randn(2, 1, 1, cells, 16) * SPREAD
@@ -158,7 +158,7 @@ def zoomed(heads: hw.Heads, length: int, count: int = ZOOMED, cells: int = FINER
 
 @contextmanager
 def _notebook() -> Iterator[None]:
-    """IPython, or as much of it as a page needs: BertViz imports it."""
+    """Provide IPython, which BertViz imports, or a stand-in."""
     if importlib.util.find_spec("IPython") is not None:
         yield
         return
@@ -178,7 +178,7 @@ def _notebook() -> Iterator[None]:
 
 
 def bertviz(weights: list[Tensor], tokens: list[str], out: Path) -> Report:
-    """Its model view of the same weights, written to a file."""
+    """Write BertViz's model view of the same weights to a file."""
     if importlib.util.find_spec("bertviz") is None:
         return {"missing": MISSING}
     with _notebook():
@@ -195,7 +195,7 @@ def bertviz(weights: list[Tensor], tokens: list[str], out: Path) -> Report:
 
 
 def _browser() -> ModuleType | None:
-    """The one of the tests, where there is a browser."""
+    """Return the browser of the tests, or None if there is none."""
     spec = importlib.util.spec_from_file_location("browser", machine.ROOT / "tests" / "browser.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -204,7 +204,7 @@ def _browser() -> ModuleType | None:
 
 
 def opened(path: Path, browser: ModuleType | None) -> Report:
-    """What a reader waits for: seconds to the first picture, the longest frame while the wall is scrolled."""
+    """Return the seconds to the first picture, and the longest frame while the wall is scrolled."""
     if browser is None:
         return {"missing": "not opened"}
     with browser.Browser() as running:
@@ -294,7 +294,7 @@ def run(
 
 
 def file_in(folder: Path) -> Path:
-    """Where the results of this kind of CPU lie."""
+    """Return the file of results of this kind of CPU."""
     return report.of_this_cpu("pages", folder)
 
 
@@ -331,7 +331,7 @@ def _size(count: int) -> str:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.pages",
         description=__doc__,
@@ -345,14 +345,14 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 all well, 2 wrong use, 130 stopped by Ctrl-C."""
+    """Return the exit status: 0: done; 2: wrong arguments; 130: Ctrl-C."""
     parser = arguments()
     options = parser.parse_args(argv)
     if options.show:
         stored = report.load(file_in(options.out))
         if stored is None:
             parser.error(
-                f"no results of this kind of CPU lie in {options.out}; measure first: without --show"
+                f"--show needs results of this kind of CPU: {options.out} has none; run without --show"
             )
         print(table(stored))
         return 0

@@ -1,4 +1,4 @@
-"""The dense routes headwise is compared with: plain eager torch, written as well as it can be.
+"""The dense routes to compare with: plain eager torch, written for speed.
 
 Each makes the matrix, as everyone who wants weights does today. Scale goes onto q (T x D numbers, not T x S),
 masks are filled in place, and a sum over keys is a product with a vector wherever it can be one.
@@ -15,7 +15,7 @@ REACH = 8  # what counts as near, as in `AttentionMap.statistics`
 
 
 def weights(q: Tensor, k: Tensor, hidden: Tensor | None) -> Tensor:
-    """softmax(q k^T / sqrt(D)), [B, H, T, S]; `hidden` [T, S] is True where a key may not be seen."""
+    """Return softmax(q k^T / sqrt(D)) [B, H, T, S]; `hidden` [T, S] is True for keys to hide."""
     return _softmax(_scores(q, k, hidden))
 
 
@@ -28,19 +28,19 @@ def _scores(q: Tensor, k: Tensor, hidden: Tensor | None) -> Tensor:
 
 
 def _softmax(s: Tensor) -> Tensor:
-    """In float32 whatever the dtype, as models do it."""
+    """Return the softmax, computed in float32 for any dtype, as models do."""
     return torch.softmax(s, dim=-1, dtype=torch.float32 if s.dtype.itemsize < 4 else None)
 
 
 def with_softcap(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, softcap: float) -> Tensor:
-    """Attention whose scores are bent into (-softcap, softcap)."""
+    """Return attention with softcapped scores, in (-softcap, softcap)."""
     s = (q * (q.shape[-1] ** -0.5 / softcap)) @ k.transpose(-2, -1)
     s = s.tanh_().mul_(softcap).masked_fill_(hidden, torch.finfo(s.dtype).min)
     return _softmax(s).to(v.dtype) @ v
 
 
 def with_sinks(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, sinks: Tensor) -> Tensor:
-    """Attention with one more column of the softmax, sinks [H], which has no value."""
+    """Return attention with sinks [H]: one more column of the softmax, without a value."""
     s = _scores(q, k, hidden)
     column = sinks[:, None, None].expand(*s.shape[:3], 1)
     p = _softmax(torch.cat([s, column], dim=-1))
@@ -48,18 +48,18 @@ def with_sinks(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, sinks: Tensor) -
 
 
 def mean_weights(q: Tensor, k: Tensor, hidden: Tensor | None) -> Tensor:
-    """The mean over heads, [B, T, S]."""
+    """Return the mean over heads, [B, T, S]."""
     return weights(q, k, hidden).mean(1).to(q.dtype)
 
 
 def pool(p: Tensor, cells: int) -> Tensor:
-    """The weights summed over cells x cells squares; the lengths must be multiples of `cells`."""
+    """Return the weights summed in cells x cells squares; the lengths must be multiples of `cells`."""
     B, H, T, S = p.shape
     return p.view(B, H, cells, T // cells, cells, S // cells).sum((3, 5))
 
 
 def dense_statistics(q: Tensor, k: Tensor, hidden: Tensor, cells: int | None = None) -> dict[str, Tensor]:
-    """What `AttentionMap.statistics` gives, for causal self-attention, from the whole matrix.
+    """Return the statistics of `AttentionMap.statistics` for causal self-attention, from the full matrix.
 
     Under a causal mask every key lies behind, so the distance is the query's position less the mean key. With
     `cells`, the picture `AttentionMap.pooled` gives, too, from the same matrix.
@@ -89,12 +89,12 @@ def dense_statistics(q: Tensor, k: Tensor, hidden: Tensor, cells: int | None = N
 
 
 def head_by_head(q: Tensor, k: Tensor, hidden: Tensor, cells: int | None = None) -> dict[str, Tensor]:
-    """The same with one head's matrix at a time: less memory, and a matrix nearer to the cache."""
+    """Return the same statistics head by head, which needs less memory and fits the cache better."""
     parts = [dense_statistics(q[:, h : h + 1], k[:, h : h + 1], hidden, cells) for h in range(q.shape[1])]
     return {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
 
 
 def bytes_of_statistics(heads: int, length: int, dtype: torch.dtype) -> int:
-    """What `dense_statistics` holds at its peak: scores, weights in float32, and scores again in float32."""
+    """Return the peak bytes of `dense_statistics`: scores, and weights and scores in float32."""
     again = 0 if dtype == torch.float32 else 4
     return heads * length * length * (dtype.itemsize + 4 + again)

@@ -1,4 +1,4 @@
-"""q, k, v and who sees whom; and the plain truth about any rows of it, in any dtype.
+"""An attention problem: q, k, v and the mask, and its true results in any dtype for some rows.
 
 This is written apart from headwise on purpose: masks are bare formulas on positions, the softmax is torch's.
 In float64 it is the judge. Only some rows are computed at a time, so that the truth about a long sequence
@@ -24,27 +24,27 @@ MOST = 2**27  # weights of one head computed together: 1 GB in float64
 
 
 def causal(at: Tensor, keys: Tensor) -> Tensor:
-    """Keys up to the query's own position."""
+    """Return True for keys up to the position of the query."""
     return keys <= at
 
 
 def window(size: int) -> Visibility:
-    """The last `size` keys, the query's own among them."""
+    """Return True for the last `size` keys, including that of the query."""
     return lambda at, keys: (keys <= at) & (keys > at - size)
 
 
 def padding(lengths: Tensor) -> Visibility:
-    """The first lengths[b] keys."""
+    """Return True for the first lengths[b] keys."""
     return lambda at, keys: keys < lengths[:, None, None, None]
 
 
 def documents(ids: Tensor) -> Visibility:
-    """Keys with the query's own id; ids [S]."""
+    """Return True for keys with the id of the query; ids [S]."""
     return lambda at, keys: ids[at] == ids[keys]
 
 
 def all_of(*rules: Visibility) -> Visibility:
-    """Every rule at once."""
+    """Return the conjunction of all rules."""
 
     def both(at: Tensor, keys: Tensor) -> Tensor:
         visible = rules[0](at, keys)
@@ -68,7 +68,7 @@ class Problem:
 
     @property
     def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The three tensors."""
+        """The tensors q, k and v."""
         return self.q, self.k, self.v
 
     @property
@@ -77,7 +77,7 @@ class Problem:
         return float(self.q.shape[-1] ** -0.5)
 
     def mask(self, rows: Tensor | None = None) -> Tensor:
-        """Who sees whom, bool [B or 1, 1, t, S]; all rows unless told."""
+        """Return the mask of some rows, by default all: bool [B or 1, 1, t, S], True = visible."""
         T, S = self.q.shape[2], self.k.shape[2]
         rows = torch.arange(T, device=self.q.device) if rows is None else rows
         at, keys = (rows + (S - T))[:, None], torch.arange(S, device=self.q.device)
@@ -89,7 +89,7 @@ class Problem:
     def weights(
         self, rows: Tensor, dtype: torch.dtype = torch.float64, head: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """(scores, weights) of some rows, [B, H, t, S] each; of one head if told."""
+        """Return (scores, weights) of some rows, [B, H, t, S] each, of all heads or one."""
         heads = slice(None) if head is None else slice(head, head + 1)
         group = self.q.shape[1] // self.k.shape[1]
         q = self.q[:, heads, rows].to(dtype)
@@ -106,17 +106,17 @@ class Problem:
         return s, torch.softmax(torch.cat([s, column], dim=-1), dim=-1)[..., :-1]
 
     def output(self, rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-        """The output of some rows, [B, H, t, D]."""
+        """Return the output of some rows, [B, H, t, D]."""
         _, p = self.weights(rows, dtype)
         v = self.v.to(dtype)
         return p @ v.repeat_interleave(p.shape[1] // v.shape[1], dim=1)
 
     def blocks(self) -> Iterator[Tensor]:
-        """All rows, block by block."""
+        """Yield all rows, block by block."""
         yield from self.blocks_within(0, self.q.shape[2])
 
     def blocks_within(self, start: int, stop: int) -> Iterator[Tensor]:
-        """Rows from `start` to `stop`, block by block; fewer at a time where they are long."""
+        """Yield the rows from `start` to `stop` in blocks, which are smaller for long rows."""
         size = max(1, min(BLOCK, MOST // (self.q.shape[0] * self.k.shape[2])))
         for first in range(start, stop, size):
             yield torch.arange(first, min(first + size, stop), device=self.q.device)
@@ -129,7 +129,7 @@ def make(
     visible: Visibility | None = None,
     softcap: float | None = None,
 ) -> Problem:
-    """Random q, k, v of these sizes. L stands for both T and S, and Hk is H, unless they are given.
+    """Return a problem with random q, k, v. T and S are L, and Hk is H, unless they are given.
 
     Drawn on the device: a CPU needs half a minute for what a long case takes.
     """
@@ -143,6 +143,6 @@ def make(
 
 
 def some_rows(problem: Problem, most: int = 64) -> Tensor:
-    """Query numbers spread over the sequence, the first and the last among them."""
+    """Return positions spread over the sequence, including the first and the last."""
     T = problem.q.shape[2]
     return torch.linspace(0, T - 1, min(most, T), dtype=torch.float64, device=problem.q.device).round().long()

@@ -1,4 +1,4 @@
-"""What is going on: a bar if rich is installed and someone is looking, else plain lines."""
+"""Progress: a bar if rich is installed and stderr is a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ class Progress(AbstractContextManager["Progress"]):
     """Plain lines on standard error; results go to standard output."""
 
     def case(self, name: str, number: int, of: int) -> None:
-        """A case begins."""
+        """Show that a case begins."""
         print(f"[{number}/{of}] {name}", file=sys.stderr, flush=True)
 
     def turn(self, done: int, of: int) -> None:
-        """Another turn of the case is done."""
+        """Show that a turn of the case is done."""
 
     def say(self, text: str) -> None:
-        """A result."""
+        """Show a result."""
         print(text, flush=True)
 
     def __exit__(
@@ -29,7 +29,7 @@ class Progress(AbstractContextManager["Progress"]):
 
 
 class _Bar(Progress):
-    """Drawn between samples only: a thread that draws would be timed along."""
+    """A bar that is drawn between samples, because a drawing thread would disturb the timing."""
 
     def __init__(self, bar: Any) -> None:
         self._bar = bar
@@ -62,7 +62,7 @@ class _Bar(Progress):
 
 
 def best() -> Progress:
-    """A bar if it can be drawn, else plain lines."""
+    """Return a bar if it can be drawn, else plain lines."""
     if not sys.stderr.isatty():
         return Progress()
     try:

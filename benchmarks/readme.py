@@ -1,4 +1,4 @@
-"""README's line of speed, and what the tables of docs/benchmarks.md share: legends, times, sizes, markers.
+"""The line on speed in README, and legends, times, sizes and markers of docs/benchmarks.md.
 
 `python -m benchmarks --readme` writes both from the stored results; page.py puts the page together.
 """
@@ -152,7 +152,7 @@ def put(path: Path, inside: str, begin: str, end: str) -> None:
     """
     text = path.read_text("utf-8")
     if table_in(text, begin, end) is None:
-        raise ValueError(f"{path.name} must hold the markers {begin} and {end}: it does not; add both")
+        raise ValueError(f"{path.name} must contain the markers {begin} and {end}: one is missing; add both")
     before, _, rest = text.partition(begin)
     _, _, after = rest.partition(end)
     unfinished = path.with_name(f".{path.name}.new")

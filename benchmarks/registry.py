@@ -1,4 +1,4 @@
-"""A case: sizes, arms to be timed, and the truth they are checked against; the list that `cases` fills.
+"""`Case`: sizes, arms to time, and their true results; and the list that `cases` fills.
 
 A case's `setup` makes random inputs once and returns its arms, each a callable without arguments, and a
 function for the float64 truth about what they return. One arm is ours, one is the peer it is compared with;
@@ -24,7 +24,7 @@ OURS = "headwise"
 
 @dataclass(frozen=True)
 class Apart:
-    """The judge of an arm that computes something else than ours: its own truth, its own part of a result."""
+    """The check of an arm that computes something else than ours: its truth and its compared part."""
 
     truth: Callable[[], Values]
     part: Callable[[Any], Values]
@@ -32,7 +32,7 @@ class Apart:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A case with its inputs made.
+    """A case with its inputs.
 
     arms: by name; each may be called any number of times.
     truth: the values in float64.
@@ -49,7 +49,7 @@ class Prepared:
     apart: Mapping[str, Apart] = field(default_factory=dict)
 
     def part_of(self, arm: str, result: Any) -> Values:
-        """What is compared of an arm's result."""
+        """Return the compared part of an arm's result."""
         judged = self.apart.get(arm)
         return self.part(result) if judged is None else judged.part(result)
 
@@ -89,16 +89,16 @@ class Case:
     notes: tuple[str, ...] = ()
 
     def sizes_on(self, device: str, tiny: bool = False) -> dict[str, int]:
-        """The sizes it runs with."""
+        """Return the sizes for a device."""
         chosen = {**self.sizes, **(self.on_cuda if device == "cuda" else {})}
         return {**chosen, **self.tiny} if tiny else chosen
 
     def dtype_on(self, device: str) -> torch.dtype:
-        """float32 on a CPU, bfloat16 on a GPU: what people run there."""
+        """Return the usual dtype: float32 on a CPU, bfloat16 on a GPU."""
         return torch.bfloat16 if device == "cuda" else torch.float32
 
     def prepare(self, device: str, tiny: bool = False) -> Prepared:
-        """Make the inputs."""
+        """Create the inputs."""
         torch.manual_seed(0)
         prepared = self.setup(self.sizes_on(device, tiny), torch.device(device), self.dtype_on(device))
         wanted = {self.ours} if self.peer is None else {self.ours, self.peer}
@@ -118,7 +118,7 @@ class Pinned:
 
 
 def around(arm: Arm) -> AbstractContextManager[Any]:
-    """The context an arm wants around it."""
+    """Return the context of an arm."""
     return arm.context() if isinstance(arm, Pinned) else nullcontext()
 
 
@@ -128,6 +128,6 @@ CASES: dict[str, Case] = {}
 def register(case: Case) -> Case:
     """Put a case on the list; its name must be new."""
     if case.name in CASES:
-        raise ValueError(f"case name must be new: {case.name} is on the list already")
+        raise ValueError(f"case name must be new: {case.name} exists already; choose another")
     CASES[case.name] = case
     return case

@@ -1,4 +1,4 @@
-"""GPU time of several arms in turn, by replays of CUDA graphs or by events; and the time a caller feels.
+"""GPU time of arms in turn, by replays of CUDA graphs or by events, and the time until a result.
 
 A graph holds as many calls as last half a millisecond, so launches from Python are not in it. Where one of
 the arms cannot be captured, all are timed by events.
@@ -25,7 +25,7 @@ WARM_MS, TIMED_MS = 2, 10  # of one turn by events
 
 
 class Replays:
-    """Calls of one arm in a CUDA graph."""
+    """Calls of an arm in a CUDA graph."""
 
     def __init__(self, arm: Arm) -> None:
         aside = torch.cuda.Stream()
@@ -49,7 +49,7 @@ class Replays:
 
 
 def between_events(call: Callable[[], object], times: int = 1) -> float:
-    """Seconds a call on the GPU."""
+    """Return the seconds per call on the GPU."""
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(times):
@@ -64,7 +64,7 @@ def _enough(wanted: float, seconds: float) -> int:
 
 
 def by_events(arm: Arm) -> Sample:
-    """As Triton times a call: the median of some, each after its cache was emptied."""
+    """Return the seconds per call as Triton does: the median of calls, each with an empty cache."""
 
     def sample() -> float:
         from triton.testing import do_bench
@@ -76,7 +76,7 @@ def by_events(arm: Arm) -> Sample:
 
 
 def samples_of(arms: Mapping[str, Arm], device: str, capture: bool) -> tuple[dict[str, Sample], str]:
-    """How each arm is timed, all alike, and that in words."""
+    """Return how every arm is timed, one way for all, and its description."""
     if device != "cuda":
         timer = CpuTimer()
         return {name: lambda arm=arm: timer(arm, 1) for name, arm in arms.items()}, "clock"  # type: ignore[misc]
@@ -91,18 +91,18 @@ def samples_of(arms: Mapping[str, Arm], device: str, capture: bool) -> tuple[dic
 
 
 def in_turn(samples: Mapping[str, Sample], turns: int) -> dict[str, list[float]]:
-    """One sample of every arm each turn, in changing order; arm -> seconds a call, turn by turn."""
+    """Return seconds per call by arm, with a sample of every arm in each turn, in changing order."""
     return alternate(samples, dict.fromkeys(samples, 1), lambda sample, _: float(sample()), turns)
 
 
 def medians(samples: Mapping[str, Sample], turns: int) -> dict[str, float]:
-    """Microseconds a call, arms in turn and in changing order."""
+    """Return the median microseconds per call, with arms in turn and in changing order."""
     timed = in_turn(samples, turns)
     return {name: round(1e6 * statistics.median(values), 2) for name, values in timed.items()}
 
 
 def felt(arms: Mapping[str, Arm], device: str, times: int) -> dict[str, float]:
-    """Microseconds from a call to its result being there, by the clock."""
+    """Return the microseconds from a call until its result is there."""
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
 
     def sample(arm: Arm) -> float:

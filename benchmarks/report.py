@@ -26,12 +26,12 @@ Report = dict[str, Any]
 
 
 def file_for(folder: Path, device: str, started: str) -> Path:
-    """Where the results of a run go; `started` as 2026-01-31T12:00:00Z."""
+    """Return the file for the results of a run; `started` is like 2026-01-31T12:00:00Z."""
     return folder / f"{device}_{started[:4]}{started[5:7]}.json"
 
 
 def load(path: Path) -> Report | None:
-    """A stored report; None if there is none.
+    """Return a stored report; None if there is no file.
 
     Raises:
         ValueError: a file of another schema.
@@ -45,23 +45,23 @@ def load(path: Path) -> Report | None:
 
 
 def load_all(folder: Path = RESULTS) -> list[Report]:
-    """Every stored report, older months first."""
+    """Return all stored reports, older months first."""
     paths = sorted(folder.glob("*_[0-9][0-9][0-9][0-9][0-9][0-9].json"), key=lambda p: (p.stem[-6:], p.stem))
     return [report for path in paths if (report := load(path)) is not None]
 
 
 def of_this_cpu(name: str, folder: Path = RESULTS) -> Path:
-    """Where the results of a benchmark with files of its own lie, on this kind of CPU."""
+    """Return the file of a benchmark with its own files, for this kind of CPU."""
     return folder / f"{name}_{platform.machine()}.json"
 
 
 def of_every_cpu(name: str, folder: Path = RESULTS) -> list[Report]:
-    """What such a benchmark has stored, of every kind of CPU."""
+    """Return the results of such a benchmark, of every kind of CPU."""
     return [report for path in sorted(folder.glob(f"{name}_*.json")) if (report := load(path)) is not None]
 
 
 def merge(report: Report | None, run: dict[str, Any], record: dict[str, Any]) -> Report:
-    """A report with one more case, which replaces an older one of its name."""
+    """Return the report with this case, which replaces an older one of its name."""
     old = report or {"runs": {}, "cases": {}}
     cases = {**old["cases"], record["name"]: {**record, "run": run["started"]}}
     runs = {**old["runs"], run["started"]: run}
@@ -75,7 +75,7 @@ def merge(report: Report | None, run: dict[str, Any], record: dict[str, Any]) ->
 
 
 def write(path: Path, report: Report) -> None:
-    """Store a report: under another name first, so that a file is whole or not there."""
+    """Store a report; it is renamed into place, so that the file is never incomplete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -86,12 +86,12 @@ def write(path: Path, report: Report) -> None:
 
 
 def _text(report: Report) -> str:
-    """A report as JSON with one line for each run, case or record: a diff shows what was measured anew."""
+    """Return a report as JSON with a line per run, case or record, for readable diffs."""
     return "{\n" + ",\n".join(f"{_json(name)}: {_lines(value)}" for name, value in report.items()) + "\n}\n"
 
 
 def _lines(value: Any) -> str:
-    """One line for each entry of a list of records or a dict of them; everything else in one line."""
+    """Return JSON with a line per entry of a list or dict of records; everything else on one line."""
     if isinstance(value, list) and value:
         return "[\n" + ",\n".join(f" {_json(entry)}" for entry in value) + "\n]"
     if isinstance(value, dict) and value and all(isinstance(entry, dict) for entry in value.values()):
@@ -105,19 +105,19 @@ def _json(value: Any) -> str:
 
 
 def add(path: Path, run: dict[str, Any], record: dict[str, Any]) -> Report:
-    """Put one case into the file of its month."""
+    """Add a case to the file of its month."""
     report = merge(load(path), run, record)
     write(path, report)
     return report
 
 
 def ratio(stored: dict[str, Any]) -> float:
-    """A stored ratio: the median of those within a turn; in results of before, a median over another."""
+    """Return a stored ratio: the median within turns, or in older results the ratio of medians."""
     return float(stored["median"] if "median" in stored else stored["of_medians"])
 
 
 def ratio_text(record: dict[str, Any], digits: int = 2) -> str:
-    """A ratio and where it lies, which is told where both are of one kind."""
+    """Return a ratio as text, with its interval if both times are of one kind."""
     text = f"{ratio(record):.{digits}f}"
     if "median" not in record:
         return text
@@ -126,13 +126,13 @@ def ratio_text(record: dict[str, Any], digits: int = 2) -> str:
 
 
 def source(run: dict[str, Any]) -> str:
-    """What a run measured: the commit, or the sources' digest where git could not tell."""
+    """Return the source of a run: the commit, or without git the digest of the sources."""
     commit = f"commit {run['commit'][:10]}" if run["commit"] else f"sources {run['sources']}"
     return commit + (" with changes" if run["dirty"] else "")
 
 
 def same_source(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Whether two runs measured the same: hashes may be cut, and changes are told apart by their digest."""
+    """Return True if two runs measured the same source: hashes may be cut, digests tell changes."""
     commits, changed = [run["commit"] or "" for run in (a, b)], [bool(run["dirty"]) for run in (a, b)]
     if (any(changed) or not all(commits)) and a.get("sources") != b.get("sources"):
         return False
@@ -141,7 +141,7 @@ def same_source(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 
 def stored_of(report: Report | None, run: dict[str, Any]) -> set[str]:
-    """Names of the cases that are stored of what this run measures, and passed their check."""
+    """Return the names of stored cases that measured this source and passed their check."""
     return {
         name
         for name, case in (report or {"cases": {}})["cases"].items()
@@ -150,7 +150,7 @@ def stored_of(report: Report | None, run: dict[str, Any]) -> set[str]:
 
 
 def line(record: dict[str, Any]) -> str:
-    """One case in one line, for a terminal."""
+    """Return a case as one line for a terminal."""
     if record["status"] != "ok":
         return f"{record['name']:34} FAILED  {record['reason']}"
     ours, peer = record["ours"], record["peer"]

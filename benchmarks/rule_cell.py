@@ -1,4 +1,4 @@
-"""One cell of `benchmarks.rules`: a rule at one size, checked and timed; and seconds of first calls.
+"""A cell of `benchmarks.rules`: a rule at one size, checked and timed, and times of first calls.
 
 A smaller twin is compared with float64, and at full size every peer with ours. Nothing wrong is ever timed.
 """
@@ -42,7 +42,7 @@ Values = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Cell:
-    """One rule at one size, one way: forward, backward (and forward), decode, statistics, first."""
+    """A rule at one size in one mode: forward, backward (with forward), decode, statistics or first."""
 
     way: str
     rule: str
@@ -50,13 +50,13 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """As `--only` knows it."""
+        """The name for `--only`."""
         letters = "".join(f"_{letter}{n}" for letter, n in self.sizes.items() if (letter, n) != ("H", 16))
         return f"{self.way}_{self.rule}" + ("" if self.way == "first" else letters)
 
     @property
     def tier(self) -> int:
-        """How soon it is measured; 0 is first."""
+        """The rank in the order of cells; 0 is first."""
         D, L = self.sizes.get("D", 0), self.sizes.get("L", 0)
         usual = L in (4096, 8192)
         if self.way == "forward":
@@ -68,7 +68,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Made:
-    """A cell's tensors and rule."""
+    """The tensors and the rule of a cell."""
 
     way: str
     q: Tensor
@@ -79,13 +79,13 @@ class Made:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """What gradients are taken of."""
+        """The tensors that get gradients."""
         bias = self.rule.options.get("bias")
         learned = [bias] if isinstance(bias, Tensor) and bias.requires_grad else []
         return (self.q, self.k, self.v, *learned)
 
     def ours(self, options: flex.Options | None = None) -> Arm:
-        """The public door."""
+        """Call the public function."""
         call_options = self.rule.options if options is None else options
         if self.way != "statistics":
             return self.arm(lambda q, k, v: hw.attention(q, k, v, **call_options)[0])
@@ -98,7 +98,7 @@ class Made:
         return both
 
     def arm(self, call: Callable[..., Tensor], context: Any = None) -> Arm:
-        """A call of these tensors, and back if that is the way."""
+        """Return a call with these tensors, with the backward if the cell needs it."""
 
         def there_and_back() -> tuple[Tensor, ...]:
             out = call(self.q, self.k, self.v)
@@ -109,7 +109,7 @@ class Made:
 
 
 def make(cell: Cell, device: str, sizes: Sizes) -> Made:
-    """Tensors and rule of a cell, or of its twin."""
+    """Return the tensors and the rule of a cell, or of its small twin."""
     torch.manual_seed(0)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     whole = {"B": flex.sequences(cell.rule), **sizes}
@@ -122,7 +122,7 @@ def make(cell: Cell, device: str, sizes: Sizes) -> Made:
 
 
 def errors(cell: Cell, device: str) -> dict[str, tuple[float, float]]:
-    """What ours and plain torch are off by, as relative norms, of a twin small enough for float64."""
+    """Return the relative errors of ours and of plain torch, on a twin small enough for float64."""
     usual = TWIN_OF_WINDOWS if cell.rule in ("window", "band") else TWIN
     smaller = {"L": usual, "S": 4096, "H": TWIN_HEADS} if cell.way != "decode" else {"S": 4096}
     made = make(cell, device, {x: min(n, smaller.get(x, n)) for x, n in cell.sizes.items()})
@@ -136,7 +136,7 @@ def errors(cell: Cell, device: str) -> dict[str, tuple[float, float]]:
 
 
 def _plainly(made: Made, dtype: torch.dtype) -> Values:
-    """The results in plain torch: output, then gradients or statistics."""
+    """Return the results in plain torch: output, then gradients or statistics."""
     inputs = [x.detach().to(dtype).requires_grad_(made.grad is not None) for x in made.inputs]
     learned = {"bias": inputs[3]} if len(inputs) > 3 else {}
     q, k, v = inputs[:3]
@@ -153,7 +153,7 @@ def _plainly(made: Made, dtype: torch.dtype) -> Values:
 
 
 def apart(actual: Tensor, true: Tensor) -> float:
-    """The norm of the difference over the norm of the truth, or alone where the truth is 0."""
+    """Return the norm of the difference, divided by that of the truth unless it is 0."""
     size = true.norm(dtype=torch.float64).item()
     if actual.shape != true.shape:
         return float("inf")
@@ -161,7 +161,7 @@ def apart(actual: Tensor, true: Tensor) -> float:
 
 
 def measure(cell: Cell, device: str, turns: int = TURNS, timed: bool = True) -> Record:
-    """Check and time one cell; a cell that breaks says why."""
+    """Check and time a cell; a cell that fails gets its error."""
     record: Record = {
         "name": cell.name, "way": cell.way, "rule": cell.rule, "group": f"{cell.way}_{cell.rule}",
         "sizes": {"B": flex.sequences(cell.rule), **cell.sizes}, "device": device,
@@ -208,13 +208,13 @@ def _measured(cell: Cell, device: str, turns: int, timed: bool) -> Record:
 
 
 def _against_itself(sample: replays.Sample, turns: int) -> Record:
-    """The peer as two arms that take turns: ratios of other arms that differ less than these are noise."""
+    """Time the peer as two arms in turn: smaller differences between other arms are noise."""
     samples = replays.in_turn({"once": sample, "again": sample}, turns)
     return asdict(runner.compare(samples["again"], samples["once"]))
 
 
 def _beside(made: Made, expected: tuple[Tensor, ...]) -> tuple[dict[str, Arm], list[Any], dict[str, str]]:
-    """(peers that run, their calls, why others do not); raises where one says something else than ours."""
+    """Return (peers that run, their calls, errors of others); raise if the result of a peer differs."""
     arms: dict[str, Arm] = {}
     calls: list[Any] = []
     unavailable: dict[str, str] = {}
@@ -230,7 +230,7 @@ def _beside(made: Made, expected: tuple[Tensor, ...]) -> tuple[dict[str, Arm], l
                 continue
             differ = [apart(theirs, ours) for theirs, ours in zip(results, expected, strict=False)]
             if not all(distance <= AGREE for distance in differ):  # NaN is not
-                raise ValueError(f"{peer.name} and ours are apart by {max(differ):.2g} at full size")
+                raise ValueError(f"{peer.name} and ours differ by {max(differ):.2g} at full size")
             arms[peer.name] = arm
             calls.append(peer.call)
             break
@@ -238,7 +238,7 @@ def _beside(made: Made, expected: tuple[Tensor, ...]) -> tuple[dict[str, Arm], l
 
 
 def _charged(made: Made, calls: Sequence[Any], device: str) -> Record:
-    """Seconds of a block mask; and what is felt where the mask is new: told anew to ours, remade for Flex."""
+    """Return the seconds of a block mask, and times with a new mask for ours and for FlexAttention."""
     blocks = [call for call in calls if isinstance(call, flex.Flex) and call.block is not None]
     if not blocks:
         return {}
@@ -271,7 +271,7 @@ def _compared(record: Record, names: Sequence[str]) -> Record:
 
 
 def first_calls(rule: str, device: str, sizes: Sizes = FIRST_SIZES) -> dict[str, float]:
-    """Seconds of the first forward and of the first backward in this process."""
+    """Return the seconds of the first forward and backward in this process."""
     runner.wake(device)
     made = make(Cell("first", rule, sizes), device, sizes)
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
@@ -286,7 +286,7 @@ def first_calls(rule: str, device: str, sizes: Sizes = FIRST_SIZES) -> dict[str,
 
 
 def first_calls_in_a_child(rule: str, device: str) -> dict[str, float]:
-    """The same in a new process that finds nothing compiled."""
+    """Return the times of the first calls in a new process without compiled kernels."""
     with tempfile.TemporaryDirectory() as empty:
         done = subprocess.run(
             [*again(device), "--first", rule], env={**os.environ, "TRITON_CACHE_DIR": empty},
@@ -299,5 +299,5 @@ def first_calls_in_a_child(rule: str, device: str) -> dict[str, float]:
 
 
 def again(device: str) -> list[str]:
-    """The command of a child."""
+    """Return the command of a child process."""
     return [sys.executable, "-m", "benchmarks.rules", "--device", device]

@@ -1,4 +1,4 @@
-"""What `benchmarks.rules` stores: merging, geometric means, and the table in docs/benchmarks.md.
+"""Results of `benchmarks.rules`: merging, geometric means, and the table in docs/benchmarks.md.
 
     {"schema": 1, "device": "cuda", "runs": {..}, "cases": {name: record}, "means": {group: {..}}}
 
@@ -46,12 +46,12 @@ Report = dict[str, Any]
 
 
 def file_in(folder: Path, device: str) -> Path:
-    """Where these results lie."""
+    """Return the file of these results."""
     return folder / f"rules_{device}.json"
 
 
 def add(path: Path, run: dict[str, Any], record: Record) -> Report:
-    """Put one cell into the file, and the means of all that are there."""
+    """Add a cell to the file, and update the means of all cells."""
     merged = report.merge(report.load(path), run, record)
     merged["means"] = means(merged["cases"].values())
     report.write(path, merged)
@@ -59,7 +59,7 @@ def add(path: Path, run: dict[str, Any], record: Record) -> Report:
 
 
 def means(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
-    """Geometric means by group: against the fastest peer, against each, felt, and with a new mask."""
+    """Return geometric means by group: against the fastest peer, each peer, felt, and with a new mask."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         if record["status"] == "ok" and "ratio" in record:
@@ -87,7 +87,7 @@ def _geometric(ratios: Iterable[float | None]) -> float | None:
 
 
 def line(record: Record) -> str:
-    """One cell in one line."""
+    """Return a cell as one line."""
     first = f"{record['name']:36} "
     if record["status"] != "ok":
         return f"{first}FAILED  {record['reason']}"
@@ -102,7 +102,7 @@ def line(record: Record) -> str:
 
 
 def summary(records: Sequence[Record]) -> str:
-    """All cells of a run, and the means of their groups."""
+    """Return all cells of a run, and the means of their groups."""
     head = f"{'cell':36} {'ours us':>10} {'peer us':>10} {'ratio':>6} {'felt':>6}"
     lines = [head, *(line(record) for record in records), ""]
     for group, mean in means(records).items():

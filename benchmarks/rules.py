@@ -1,4 +1,4 @@
-"""Every rule of attention on a GPU beside FlexAttention and SDPA: time, time felt, first calls.
+"""All mask rules on a GPU beside FlexAttention and SDPA: time, time felt, first calls.
 
     python -m benchmarks.rules --device cuda                       everything; results/rules_cuda.json
     python -m benchmarks.rules --device cuda --only 'forward*'     some cells, put into the same file
@@ -42,7 +42,7 @@ Record = dict[str, Any]
 
 
 def cells() -> list[Cell]:
-    """All of them, the most important first."""
+    """Return all cells, the most important first."""
     every_cell: list[Cell] = []
     for rule, D, L in product(flex.RULES, (128, 64), sorted({*LENGTHS, *PLAIN_LENGTHS})):
         if L not in (PLAIN_LENGTHS if rule in ("causal", "full") else LENGTHS):
@@ -61,7 +61,7 @@ def cells() -> list[Cell]:
 
 
 def tiny(chosen: Sequence[Cell]) -> list[Cell]:
-    """The same ways and rules, once each, at sizes that are instant."""
+    """Return each mode and rule once, at tiny sizes."""
     small = {"H": 4, "Hk": 2, "D": 16, "L": 128, "T": 1, "S": 128}
     once = {(cell.way, cell.rule): cell for cell in chosen}
     return [Cell(*key, {x: small[x] for x in cell.sizes}) for key, cell in once.items()]
@@ -100,7 +100,7 @@ def run(
 def warm(
     chosen: Sequence[Cell], device: str, processes: int, child_options: Sequence[str], most: float
 ) -> None:
-    """Compile what cells need in several processes at once, for the caches this one reads."""
+    """Compile the kernels of cells in several processes, into caches that this one reads."""
     env = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     children = [
         subprocess.Popen(
@@ -118,7 +118,7 @@ def warm(
 
 
 def choose(pattern: str | None, quick: bool) -> list[Cell]:
-    """Cells whose names fit; several patterns are parted by commas."""
+    """Return the cells that match the patterns, which are separated by commas."""
     patterns = (pattern or "*").split(",")
     fitting = [
         cell for cell in cells() if any(fnmatch.fnmatch(cell.name, name_pattern) for name_pattern in patterns)
@@ -127,7 +127,7 @@ def choose(pattern: str | None, quick: bool) -> list[Cell]:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.rules",
         description=__doc__,
@@ -150,7 +150,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 all well, 1 a cell failed, 2 wrong use, 130 stopped by Ctrl-C."""
+    """Return the exit status: 0: all passed; 1: a cell failed; 2: wrong arguments; 130: Ctrl-C."""
     begun = time.monotonic()
     parser = arguments()
     options = parser.parse_args(argv)
@@ -162,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not chosen:
         parser.error(f"no cell fits {options.only!r}; --list names them all")
     if device == "cuda" and not torch.cuda.is_available():
-        parser.error("torch sees no GPU here; use --device cpu")
+        parser.error("--device cuda needs a GPU: torch finds none; use --device cpu")
     if options.first:
         print(json.dumps(first_calls(options.first, device)))
         return 0

@@ -36,7 +36,7 @@ Turned = Callable[[int, int], None]  # told after each turn: done, of
 
 
 class CpuTimer:
-    """Wall-clock seconds a call."""
+    """Elapsed seconds per call."""
 
     def __call__(self, arm: Arm, loops: int) -> float:
         with _without_collection(), around(arm):
@@ -47,7 +47,7 @@ class CpuTimer:
 
 
 class CudaTimer:
-    """Seconds a call between two events on the GPU, as in a program that keeps it busy.
+    """Seconds per call between two events on a busy GPU.
 
     Something is always queued before the first event: a GPU that waits for Python to launch the first kernel
     of a sample would be counted, too. Where launches take longer than the work, later calls wait as they do
@@ -68,7 +68,7 @@ class CudaTimer:
 
 
 class FeltTimer:
-    """Seconds from a call to its result being there, by the clock: one call, then the GPU is waited for."""
+    """Elapsed seconds from a call until its result is there: one call, then a synchronisation."""
 
     def __init__(self, device: str) -> None:
         self._wait = torch.cuda.synchronize if device == "cuda" else _nothing
@@ -84,7 +84,7 @@ class FeltTimer:
 
 
 class HostTimer(FeltTimer):
-    """Seconds until a call returns, whatever the GPU still does: for calls that leave it next to nothing."""
+    """Seconds until a call returns, without the GPU: for calls with little work for it."""
 
     def __call__(self, arm: Arm, loops: int) -> float:
         with _without_collection(), around(arm):
@@ -103,7 +103,7 @@ def _nothing() -> None:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Garbage is collected between samples, not within."""
+    """Collect garbage between samples, not within."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -115,7 +115,7 @@ def _without_collection() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One arm's time divided by another's, turn by turn.
+    """The time of one arm divided by that of another, turn by turn.
 
     median: of the ratios within one turn.
     middle_90: between these lie nine in ten of them.
@@ -128,7 +128,7 @@ class Ratio:
 
 
 def order(names: Sequence[str], turn: int) -> list[str]:
-    """The arms of this turn: shifted by one each turn, and backwards every other round.
+    """Return the order of arms in a turn: shifted by one each turn, reversed every other round.
 
     Over 2 * len(names) turns every arm stands in every place twice.
     """
@@ -144,7 +144,7 @@ def alternate(
     repeats: int,
     turned: Turned = lambda done, of: None,
 ) -> dict[str, list[float]]:
-    """One sample of every arm each turn; arm -> seconds a call, turn by turn."""
+    """Return seconds per call by arm, with a sample of every arm in each turn."""
     samples: dict[str, list[float]] = {name: [] for name in arms}
     for turn in range(repeats):
         for name in order(list(arms), turn):
@@ -154,7 +154,7 @@ def alternate(
 
 
 def compare(above: Sequence[float], below: Sequence[float]) -> Ratio:
-    """The ratio of two arms whose samples were taken turn by turn."""
+    """Return the ratio of two arms that were sampled in the same turns."""
     ratios = [a / b for a, b in zip(above, below, strict=True)]
     return Ratio(
         statistics.median(ratios),
@@ -164,7 +164,7 @@ def compare(above: Sequence[float], below: Sequence[float]) -> Ratio:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which this share of the values lies, interpolated."""
+    """Return the quantile for this share, interpolated."""
     ordered = sorted(values)
     place = share * (len(ordered) - 1)
     low = math.floor(place)
@@ -173,7 +173,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Where the median lies, whatever the distribution; all of the values if they are fewer than six."""
+    """Return an interval for the median, for any distribution; the range of fewer than six values."""
     ordered, n = sorted(values), len(values)
     left_out, below = 0, 1 / 2**n  # the chance that at most `left_out` values lie below the median
     while below + math.comb(n, left_out + 1) / 2**n <= (1 - confidence) / 2:
@@ -190,7 +190,7 @@ def run_case(
     turned: Turned = lambda done, of: None,
     timer: Timer | None = None,
 ) -> dict[str, Any]:
-    """Prepare, check, time and measure one case; a record for the report.
+    """Prepare, check and time a case, and return its record.
 
     A case that fails its check is not timed: its record says so. An arm beside ours and the peer that cannot
     run here is left out, with the reason.
@@ -216,7 +216,7 @@ def run_case(
 
 
 def wake(device: str) -> None:
-    """Let torch load what it loads at first use, on nobody's account: products, attention, gradients."""
+    """Make torch load products, attention and gradients, so that no case pays for the loading."""
     if device == "cuda":
         torch.cuda.empty_cache()
     q, k, v = torch.randn(3, 1, 2, 16, 16, device=device).unbind(0)
@@ -228,7 +228,7 @@ def wake(device: str) -> None:
 
 
 def describe(case: Case, device: str, tiny: bool = False) -> dict[str, Any]:
-    """What a record says before anything has run."""
+    """Return the fields of a record that are known before the run."""
     return {
         "name": case.name,
         "description": case.description,
@@ -246,7 +246,7 @@ def describe(case: Case, device: str, tiny: bool = False) -> dict[str, Any]:
 def _first_calls(
     case: Case, prepared: Prepared, device: str
 ) -> tuple[dict[str, Arm], dict[str, Any], dict[str, str]]:
-    """Call every arm once: (those that run, the values they found, why the others do not run)."""
+    """Call every arm once; return (arms that run, their values, the errors of the others)."""
     arms: dict[str, Arm] = {}
     results: dict[str, Any] = {}
     unavailable: dict[str, str] = {}
@@ -269,7 +269,7 @@ def _first_calls(
 def _checked(
     case: Case, prepared: Prepared, results: Mapping[str, Values], dtype: torch.dtype
 ) -> list[Checked]:
-    """Every arm beside the truth about what it computes."""
+    """Compare every arm with its truth."""
     alike = {name: values for name, values in results.items() if name not in prepared.apart}
     peer = case.peer if case.peer in alike else None
     yardstick = prepared.yardstick() if prepared.yardstick else None
@@ -320,7 +320,7 @@ def settle(arm: Arm, timer: Timer) -> int:
 
 
 def calls_in_a_sample(seconds: float) -> int:
-    """How many calls last long enough to be timed."""
+    """Return the number of calls that takes long enough to be timed."""
     return max(1, min(MOST_LOOPS, math.ceil(LEAST_SAMPLE / max(seconds, 1e-9))))
 
 

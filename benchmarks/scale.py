@@ -1,4 +1,4 @@
-"""What devices send each other, counted, beside the formulas of docs/guides/scale.md.
+"""The traffic between devices, counted, beside the formulas of docs/guides/scale.md.
 
     python -m benchmarks.scale                  heads and sequences over 2 and 4 processes, on this machine
     python -m benchmarks.scale --out DIR        the same, written to DIR/scale.json
@@ -36,7 +36,7 @@ Counts = dict[str, int]
 
 
 def expected(way: str, n: int) -> Counts:
-    """Bytes that go through a rank's collectives and messages, by the formulas."""
+    """Return the bytes of a rank's collectives and messages, by the formulas."""
     B, T, E, N = (SIZES[letter] for letter in "BTEN")
     activations = B * T * E * BYTES
     if way == "heads":  # attention and feed-forward: one sum on the way out, one on the way back in
@@ -46,7 +46,7 @@ def expected(way: str, n: int) -> Counts:
 
 
 def counted(way: str, n: int) -> Counts:
-    """The same, counted by the first of n processes."""
+    """Return the bytes as counted by the first of n processes."""
     processes = multiprocessing.get_context("spawn")
     receiver, sender = processes.Pipe(duplex=False)
     with tempfile.TemporaryDirectory() as folder:
@@ -91,7 +91,7 @@ def _rank(rank: int, n: int, meeting: str, way: str, end: Any) -> None:
 
 @contextmanager
 def _counting() -> Iterator[list[int]]:
-    """Bytes of tensors that are summed over ranks, or sent to another."""
+    """Count the bytes of tensors that are summed over ranks or sent to one."""
     sent: list[int] = []
     all_reduce, batch = dist.all_reduce, dist.batch_isend_irecv
 
@@ -111,7 +111,7 @@ def _counting() -> Iterator[list[int]]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Count, show, and write if asked."""
+    """Count and show the traffic, and write it with --out."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description="Bytes between devices.")
     parser.add_argument("--out", type=Path, help="where scale.json goes")
     out: Path | None = parser.parse_args(arguments).out

@@ -1,4 +1,4 @@
-"""From a thousand tokens to a million: time and extra memory of all that a map tells of its heads.
+"""Time and extra memory of the statistics of a map, for a thousand to a million tokens.
 
     python -m benchmarks.sweep --device cuda     every length; results/sweep_cuda.json
     python -m benchmarks.sweep --plot            docs/lengths.png and the table in docs/benchmarks.md from it
@@ -45,7 +45,7 @@ Report = dict[str, Any]
 
 
 def at_length(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
-    """Everything, beside cuDNN's forward, and beside those eager routes that fit."""
+    """Return a case: all statistics beside cuDNN's forward and the eager routes that fit."""
     cells = sizes["cells"]
     problem = problems.make(sizes, device, dtype, problems.causal)
     look = statistics_of(problem, cells=cells)
@@ -65,7 +65,7 @@ def at_length(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepare
 
 
 def needed(sizes: Sizes, dtype: torch.dtype) -> dict[str, int]:
-    """What the eager routes hold, by arithmetic."""
+    """Return the bytes that the eager routes need, by arithmetic."""
     B, H, L = sizes["B"], sizes["H"], sizes["L"]
     matrices = {DENSE: B * H, BY_HEAD: B}
     return {name: peers.bytes_of_statistics(count, L, dtype) for name, count in matrices.items()}
@@ -93,7 +93,7 @@ def _judged_in_part(problem: Problem, look: Look, cells: int) -> Look:
 
 
 def case_of(length: int, sizes: Sizes, device: str) -> Case:
-    """One length. It is on no list: these results have a table of their own."""
+    """Return the case of a length. It is not registered: these results have a table of their own."""
     turns = max(1, TURNS * WHOLE_HEAD // max(length, WHOLE_HEAD))
     name, words = f"length_{length}", "lse known: all statistics and a picture"
     sizes = {**sizes, "L": length}
@@ -102,7 +102,7 @@ def case_of(length: int, sizes: Sizes, device: str) -> Case:
 
 
 def first_calls(device: str, sizes: Sizes, dtype: torch.dtype) -> dict[str, Any]:
-    """Seconds of the first call in this process, kernels compiled on the way, and of the second.
+    """Return the seconds of the first call, which compiles kernels, and of the second.
 
     What libraries load at their first use (cuBLAS, cuDNN) is left out: attention has run by then.
     """
@@ -127,7 +127,7 @@ def _seconds(call: Callable[[], object], device: str) -> float:
 
 @contextmanager
 def _nothing_compiled_yet() -> Iterator[None]:
-    """An empty folder for Triton's kernels: those of an earlier process would make a first call cheap."""
+    """Use an empty cache folder for Triton, so that the first call compiles its kernels."""
     variable = "TRITON_CACHE_DIR"
     before = os.environ.get(variable)
     with tempfile.TemporaryDirectory() as empty:
@@ -169,13 +169,13 @@ def run(
 
 
 def _out_of_memory(record: Report, sizes: dict[str, int]) -> dict[str, Any]:
-    """Eager routes that were too large, by arithmetic or by trying, with the bytes they need."""
+    """Return the eager routes that did not fit, with the bytes that they need."""
     tried = {name for name, reason in record.get("unavailable", {}).items() if "OutOfMemory" in reason}
     return {"out_of_memory": {name: n for name, n in sizes.items() if n > MOST_BYTES or name in tried}}
 
 
 def file_in(folder: Path, device: str) -> Path:
-    """Where these results lie."""
+    """Return the file of these results."""
     return folder / f"sweep_{device}.json"
 
 
@@ -186,7 +186,7 @@ def draw(stored: Report, docs: Path, results: Path) -> None:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.sweep",
         description=__doc__,
@@ -203,20 +203,20 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 all well, 1 a length failed, 2 wrong use, 130 stopped by Ctrl-C."""
+    """Return the exit status: 0: all passed; 1: a length failed; 2: wrong arguments; 130: Ctrl-C."""
     parser = arguments()
     options = parser.parse_args(argv)
     if options.plot:
         stored = report.load(file_in(options.out, options.device))
         if stored is None:
-            parser.error(f"no results lie in {options.out}; measure first: without --plot")
+            parser.error(f"--plot needs results: {options.out} has none; run without --plot")
         draw(stored, machine.ROOT / "docs", options.out)
         return 0
     chosen = [length for length in LENGTHS if length <= options.longest]
     if not chosen:
         parser.error(f"--longest must be at least {LENGTHS[0]}: got {options.longest}")
     if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("torch sees no GPU here; use --device cpu")
+        parser.error("--device cuda needs a GPU: torch finds none; use --device cpu")
     try:
         measured = run(options.device, chosen, options.out, options.commit)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""The plain truth about what is summed over rows: statistics, pictures, gradients. In float64 the judge.
+"""True sums over rows in plain torch: statistics, pooled maps, gradients. In float64 they are the truth.
 
 Rows are taken block by block and heads one by one, so no matrix larger than a block is ever made.
 
@@ -19,7 +19,7 @@ from .problem import Problem
 def statistics(
     problem: Problem, heads: Sequence[int] | None = None, dtype: torch.dtype = torch.float64
 ) -> dict[str, Tensor]:
-    """The eleven statistics by their formulas, [B, heads] each, `received` [B, heads, S]."""
+    """Return the eleven statistics by their formulas, [B, heads] each; `received` is [B, heads, S]."""
     chosen = range(problem.q.shape[1]) if heads is None else heads
     by_head = [_of_head(problem, head, dtype) for head in chosen]
     return {name: torch.stack([of_head[name] for of_head in by_head], dim=1) for name in by_head[0]}
@@ -60,7 +60,7 @@ def _of_head(problem: Problem, head: int, dtype: torch.dtype) -> dict[str, Tenso
 
 
 def _ahead(p: Tensor, key: Tensor) -> Tensor:
-    """p[:, i, key[i]] for every row, 0 where there is no such key: [B, t]."""
+    """Return p[:, i, key[i]] for every row, 0 if there is no such key: [B, t]."""
     S = p.shape[-1]
     picked = p.gather(-1, key.clamp(0, S - 1)[:, None].expand(*p.shape[:2], 1)).squeeze(-1)
     return picked * ((key >= 0) & (key < S))
@@ -73,7 +73,7 @@ def pooled(
     dtype: torch.dtype = torch.float64,
     rows_of_cells: range | None = None,
 ) -> Tensor:
-    """The weights summed over cells x cells squares, [B, heads, cells, cells]; some rows of cells if told.
+    """Return the weights summed in cells x cells squares, [B, heads, cells, cells]; optionally some rows.
 
     A sum over cells is a product with zeros and ones, R P C: adding in place would be slow on a GPU.
     """
@@ -93,12 +93,12 @@ def pooled(
 
 
 def mean_weights(problem: Problem, rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    """The mean over heads of some rows, [B, t, S]."""
+    """Return the mean over heads of some rows, [B, t, S]."""
     return problem.weights(rows, dtype)[1].mean(1)
 
 
 def gradients(problem: Problem, grad: Tensor, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
-    """The output and the gradients of q, k and v, given the output's."""
+    """Return the output and the gradients of q, k and v, given that of the output."""
     q, k, v = (x.detach().to(dtype).requires_grad_() for x in problem.qkv)
     whole = torch.arange(q.shape[2], device=q.device)
     out = Problem(q, k, v, problem.visible).output(whole, dtype)
@@ -109,7 +109,7 @@ def gradients(problem: Problem, grad: Tensor, dtype: torch.dtype = torch.float64
 def entropy_gradients(
     problem: Problem, grad: Tensor, heads: Sequence[int] | None = None, dtype: torch.dtype = torch.float64
 ) -> dict[str, Tensor]:
-    """The entropy of every query, and the gradients of q and k given that of entropy, [B, H, T]; some heads.
+    """Return the entropy of every query, and the gradients of q and k for a gradient [B, H, T] of entropy.
 
     With H_i = -sum_j p_ij log p_ij, dH_i / ds_ij = -p_ij (log p_ij + H_i). One key head a query head.
     """

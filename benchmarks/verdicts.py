@@ -1,4 +1,4 @@
-"""Is an arm right? Nothing wrong is ever timed.
+"""Checks of arms: an arm with a wrong result is never timed.
 
 The judge is float64. Ours may be off by at most twice what the peer is off by, and one rounding:
 
@@ -23,7 +23,7 @@ from .registry import Values
 
 @dataclass(frozen=True)
 class Checked:
-    """One value of one arm beside the truth: its error, the peer's, and the most that is allowed."""
+    """A value of an arm beside the truth: its error, the error of the peer, and the limit."""
 
     arm: str
     value: str
@@ -33,12 +33,12 @@ class Checked:
 
     @property
     def ok(self) -> bool:
-        """Right enough; an error that is NaN is not."""
+        """True if the error is within the limit; NaN is not."""
         return self.error <= self.allowed
 
     @property
     def share(self) -> float:
-        """The error divided by the most that is allowed; infinite if the check failed."""
+        """The error divided by its limit; infinite if the check failed."""
         if not self.ok:
             return math.inf
         return self.error / self.allowed if self.allowed else 0.0
@@ -48,7 +48,7 @@ class Checked:
 
 
 def error(values: Tensor, truth: Tensor) -> float:
-    """The largest difference; NaN or infinite where either has no number the other has not."""
+    """Return the largest difference; NaN or infinite if a value is not finite."""
     if values.shape != truth.shape:
         return float("inf")
     return float((values.detach().to(truth.dtype) - truth).abs().max())
@@ -63,7 +63,7 @@ def check(
     factor: float = 2.0,
     yardstick: Values | None = None,
 ) -> list[Checked]:
-    """Every value of every arm beside the truth.
+    """Compare every value of every arm with the truth.
 
     Args:
         arms: arm -> its values.
@@ -91,7 +91,7 @@ def check(
 
 
 def closest(checked: Iterable[Checked]) -> dict[str, dict[str, Any]]:
-    """For every arm the value that came closest to its limit, or failed: what a report stores of a check."""
+    """Return the value of every arm that failed or came closest to its limit, for the report."""
     worst_of: dict[str, Checked] = {}
     for value in checked:
         if value.arm not in worst_of or value.share > worst_of[value.arm].share:

@@ -1,4 +1,4 @@
-"""The cases, in the order they are run. Importing this fills the list."""
+"""All cases, in the order in which they run; importing this package registers them."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ __all__ = [
 
 
 def every() -> list[Case]:
-    """All cases, in the order they were written."""
+    """Return all cases, in the order of their definition."""
     return list(CASES.values())
 
 
 def choose(pattern: str | None = None, device: str | None = None) -> list[Case]:
-    """Cases whose name fits a pattern (`window*`; a plain word fits anywhere) and that run on a device."""
+    """Return the cases of a device whose name matches a pattern (`window*`), or contains a plain word."""
     chosen: Iterable[Case] = every()
     if pattern is not None:
         shape = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"

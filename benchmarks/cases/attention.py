@@ -1,4 +1,4 @@
-"""Bare attention, full and causal, beside torch's own: how much does the map that comes along cost?"""
+"""`hw.attention`, full and causal, beside torch's function: the cost of returning a map."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PINS = {
 
 
 def on_rows(problem: Problem, arms: dict[str, Arm]) -> Prepared:
-    """Arms that return the output of a problem, compared on some of its rows in every head."""
+    """Return a case of arms that return the output; some rows of every head are compared."""
     rows = problems.some_rows(problem)
 
     def part(output: Tensor) -> Values:
@@ -35,7 +35,7 @@ def on_rows(problem: Problem, arms: dict[str, Arm]) -> Prepared:
 
 
 def attention(sizes: Sizes, device: torch.device, dtype: torch.dtype, causal: bool, pinned: bool) -> Prepared:
-    """hw.attention beside scaled_dot_product_attention, left to choose and, on a GPU, pinned."""
+    """Compare hw.attention with scaled_dot_product_attention, and on a GPU with each of its backends."""
     problem = problems.make(sizes, device, dtype, problems.causal if causal else None)
     q, k, v = problem.qkv
     theirs: Callable[[], Tensor] = lambda: sdpa(q, k, v, is_causal=causal)  # noqa: E731

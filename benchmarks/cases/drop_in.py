@@ -1,4 +1,4 @@
-"""hw.nn.MultiheadAttention beside torch's own class: the same calls, word for word.
+"""hw.nn.MultiheadAttention beside torch's class, with the same calls.
 
 Five models x the ways to ask x inference and training. Padding comes as key_padding_mask; causality as the
 float mask that torch makes with the hint, as is usual, and without it, and as a bool mask with the hint.

@@ -27,7 +27,7 @@ TRANSFORMERS = "Transformers' generate"
 
 
 def language_model(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Any:
-    """A Llama whose output is its own: tied to random embeddings, it would only repeat its last token."""
+    """Return a Llama with untied output weights: tied to random embeddings, it repeats its last token."""
     import transformers
 
     no_tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -117,7 +117,7 @@ for name, variant, options, target in (
 
 
 def step(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
-    """One query of each sequence over all that a cache of fixed size holds."""
+    """Compare one query per sequence over a full cache of fixed size."""
     B, H, Hk, S, D = (sizes[letter] for letter in ("B", "H", "Hk", "S", "D"))
     cache = hw.nn.KVCache(S).reserve(B, Hk, D, D, device, dtype)
     q = torch.randn(B, H, 1, D, device=device, dtype=dtype)

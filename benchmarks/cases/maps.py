@@ -1,4 +1,4 @@
-"""Looking at weights: statistics, pictures, one row; beside the whole matrix in eager torch.
+"""Statistics, pictures and rows of attention weights, beside the full matrix in eager torch.
 
 Ours starts from q and k like the dense route, the log-sum-exp included, unless an arm says otherwise.
 """
@@ -25,7 +25,7 @@ THAT_ROW = "eager, that row"
 
 
 def statistics(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
-    """All eleven statistics of causal self-attention.
+    """Compare all eleven statistics of causal self-attention.
 
     After `hw.attention` the map has its log-sum-exp already: that arm leaves out what the forward pass paid.
     """
@@ -43,7 +43,7 @@ def statistics(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepar
 
 
 def long_statistics(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
-    """The same where no dense route fits; the truth is computed for the last head, block by block."""
+    """Compare statistics at lengths without a dense route; the truth is computed for the last head."""
     problem = problems.make(sizes, device, dtype, problems.causal)
     q, k, _ = problem.qkv
     last = [sizes["H"] - 1]
@@ -60,7 +60,7 @@ def long_statistics(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> P
 
 
 def one_row(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
-    """One row of one head: a matrix-vector product and a softmax, if nothing else is computed."""
+    """Compare one row of one head, a matrix-vector product and a softmax."""
     head, row = sizes["head"], sizes["row"]
     problem = problems.make(sizes, device, dtype)
     q, k, _ = problem.qkv
@@ -112,7 +112,7 @@ def kept_row(sizes: Sizes, device: torch.device, dtype: torch.dtype, rule: str) 
 
 
 def mean_heads(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
-    """The mean over heads."""
+    """Compare the mean over heads."""
     problem = problems.make(sizes, device, dtype, problems.causal)
     q, k, _ = problem.qkv
     hidden, rows = ~problem.mask(), problems.some_rows(problem)
@@ -128,7 +128,7 @@ def mean_heads(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepar
 
 
 def pooled(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
-    """A picture of every head."""
+    """Compare the pooled map of every head."""
     cells = sizes["cells"]
     problem = problems.make(sizes, device, dtype, problems.causal)
     q, k, _ = problem.qkv
@@ -143,7 +143,7 @@ def pooled(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
 
 
 def dense(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
-    """The whole matrix, for those who want it."""
+    """Compare the full matrix."""
     problem = problems.make(sizes, device, dtype, problems.causal)
     q, k, _ = problem.qkv
     hidden, rows = ~problem.mask(), problems.some_rows(problem)
@@ -159,7 +159,7 @@ def dense(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
 
 
 def by_arithmetic(H: int, L: int) -> str:
-    """What the dense route would hold at least."""
+    """Return the bytes that the dense route needs at least."""
     return f"the weights alone would be {H} * {L} * {L} * 4 bytes = {H * L * L * 4 / 1e9:.0f} GB"
 
 

@@ -31,7 +31,7 @@ def _dense(problem: Problem) -> Arm:
 
 
 def _flex(problem: Problem, rule: flex.SizedRule) -> dict[str, Arm]:
-    """FlexAttention, compiled at its first call; a peer on a GPU, where the compiler can be expected."""
+    """Return FlexAttention, compiled at its first call; it is a peer on a GPU only, which has a compiler."""
     q, k, v = problem.qkv
     if q.device.type != "cuda":
         return {}
@@ -46,7 +46,7 @@ def _flex(problem: Problem, rule: flex.SizedRule) -> dict[str, Arm]:
 
 
 def window(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
-    """A causal window."""
+    """Compare a causal window."""
     W = sizes["W"]
     problem = problems.make(sizes, device, dtype, problems.window(W))
     q, k, v = problem.qkv
@@ -56,7 +56,7 @@ def window(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
 
 
 def causal_padding(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
-    """Sequences from full length down to a quarter of it."""
+    """Compare causal attention over sequences of a quarter to the full length."""
     B, L = sizes["B"], sizes["L"]
     lengths = torch.linspace(L, L / 4, B).long().to(device)
     visible: Visibility = problems.all_of(problems.causal, problems.padding(lengths))
@@ -69,7 +69,7 @@ def causal_padding(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Pr
 
 
 def documents(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
-    """Documents packed in one sequence; a loop over them is a fair peer, too."""
+    """Compare documents packed in one sequence; a loop over the documents is a peer, too."""
     L, count = sizes["L"], sizes["documents"]
     ends = torch.linspace(0, 1, count + 1)[1:] ** 1.5 * L  # uneven: early documents are short
     ids = torch.bucketize(torch.arange(L), ends.round().long()[:-1], right=True).to(device)
@@ -92,7 +92,7 @@ def documents(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepare
 
 
 def gqa_decode(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
-    """One new query over a long past, grouped heads."""
+    """Compare one new query over a long cache, with grouped heads."""
     problem = problems.make(sizes, device, dtype)
     q, k, v = problem.qkv
     B, H, _, D = q.shape
@@ -106,7 +106,7 @@ def gqa_decode(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepar
 
 
 def lower_right(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
-    """A few queries after a long past: the last query is aligned with the last key."""
+    """Compare a few queries over a long cache: the last query is aligned with the last key."""
     problem = problems.make(sizes, device, dtype, problems.causal)
     q, k, v = problem.qkv
     past = k.shape[2] - q.shape[2]
@@ -119,7 +119,7 @@ def lower_right(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepa
 
 
 def sinks(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
-    """Learned sinks."""
+    """Compare learned sinks."""
     plain = problems.make(sizes, device, dtype, problems.causal)
     q, k, v = plain.qkv
     column = torch.randn(sizes["H"]).to(device, dtype)
@@ -133,7 +133,7 @@ def sinks(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
 
 
 def softcap(sizes: Sizes, device: torch.device, dtype: torch.dtype, cap: float = 20.0) -> Prepared:
-    """Scores bent into (-cap, cap)."""
+    """Compare softcapped scores, in (-cap, cap)."""
     problem = problems.make(sizes, device, dtype, problems.causal, cap)
     q, k, v = problem.qkv
     hidden = ~problem.mask()

@@ -25,7 +25,7 @@ TORCH = "nn.MultiheadAttention"
 
 
 class ByHand(nn.Module):
-    """What someone writes who wants speed and nothing else."""
+    """A fast module without options, as users write it by hand."""
 
     def __init__(self, theirs: nn.MultiheadAttention, causal: bool) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class ByHand(nn.Module):
 
 
 def by_hand_on(problem: SelfAttention, by_hand: ByHand) -> Callable[[], tuple[Tensor, None]]:
-    """The module by hand, asked the same; its dense mask is made beforehand."""
+    """Return the arm of the module by hand; its dense mask is created beforehand."""
     dense = problem.real[:, None, None] if problem.padded else None  # [B, 1, 1, L]
     if problem.hidden is not None and not (problem.causal and dense is None):
         dense = ~problem.hidden if dense is None else dense & ~problem.hidden

@@ -1,4 +1,4 @@
-"""The second pass alone: what looking costs once attention has run, beside cuDNN's forward of the same shape.
+"""The second pass alone: the cost of statistics after attention, beside cuDNN's forward of that shape.
 
 Maps are made before the clock starts, so they have their log-sum-exp, as after `hw.attention`; what a map has
 measured it does not keep, so every call measures anew. cuDNN computes something else, the output: only its
@@ -42,7 +42,7 @@ MOST_JUDGED = 2**34  # weights; a second or two in float64
 
 
 def in_bands(tensors: Mapping[str, Tensor]) -> Values:
-    """Values a row, a key or a row of cells, [B, H, many, ...], cut at 8, 64, 512, ... of them.
+    """Split values [B, H, many, ...] after 8, 64, 512, ... rows, keys or rows of cells.
 
     Under a causal mask the first rows, keys and cells hold far more weight than most. What an error may be
     follows from the largest value: judged as one, the later ones could be anything at all.
@@ -61,14 +61,14 @@ def in_bands(tensors: Mapping[str, Tensor]) -> Values:
 
 @dataclass(frozen=True)
 class Look:
-    """One way of looking: the call, the truth about it in any dtype, and what of its result is compared."""
+    """One kind of statistic: the call, its truth in any dtype, and the compared part of the result."""
 
     call: Arm
     truth: Callable[[torch.dtype], Values]
     part: Callable[[Any], Values]
 
     def beside(self, name: str, arm: Arm, judge: Apart) -> Prepared:
-        """Beside an arm that computes something else; both judged in bands."""
+        """Compare with an arm that computes something else; both are checked in bands."""
         return Prepared(
             {OURS: self.call, name: arm},
             truth=lambda: in_bands(self.truth(torch.float64)),
@@ -80,17 +80,17 @@ class Look:
         )
 
     def beside_look(self, name: str, other: Look) -> Prepared:
-        """Beside another look of ours."""
+        """Compare with another statistic of headwise."""
         return self.beside(name, other.call, Apart(partial(other.truth, torch.float64), other.part))
 
 
 def pinned(call: Arm, device: torch.device) -> Arm:
-    """The call on cuDNN alone; on a CPU, where tests look at tiny sizes, as it is."""
+    """Return the call pinned to cuDNN; on a CPU, which only tests use, the plain call."""
     return Pinned(call, partial(sdpa_kernel, SDPBackend.CUDNN_ATTENTION)) if device.type == "cuda" else call
 
 
 def beside_cudnn(problem: Problem, look: Look, name: str = CUDNN) -> Prepared:
-    """A look at causal weights beside cuDNN's forward, on a CPU the fused one; judged on some rows."""
+    """Compare a statistic of causal weights with cuDNN's forward (a CPU: the fused one) on some rows."""
     q, k, v = problem.qkv
     rows = problems.some_rows(problem)
     judge = Apart(lambda: {"output": problem.output(rows)}, lambda result: {"output": result[:, :, rows]})
@@ -101,7 +101,7 @@ def beside_cudnn(problem: Problem, look: Look, name: str = CUDNN) -> Prepared:
 
 
 def heads_judged(problem: Problem) -> list[int]:
-    """Every head; only the last, which lies farthest into memory, where float64 would take too long."""
+    """Return the heads to check: all, or the last (farthest in memory) if float64 takes too long."""
     B, H, T, _ = problem.q.shape
     return list(range(H)) if B * H * T * problem.k.shape[2] <= MOST_JUDGED else [H - 1]
 
@@ -109,21 +109,21 @@ def heads_judged(problem: Problem) -> list[int]:
 def true_statistics(
     problem: Problem, heads: Sequence[int], names: Sequence[str], cells: int | None, dtype: torch.dtype
 ) -> Values:
-    """Some statistics of some heads, all if none is named; with `cells`, a picture, too."""
+    """Return the true statistics, by default all, of some heads; with `cells`, pooled maps, too."""
     values = truths.statistics(problem, heads, dtype)
     chosen = {name: values[name] for name in names or values}
     return chosen if cells is None else {**chosen, "pooled": truths.pooled(problem, cells, heads, dtype)}
 
 
 def of_heads(heads: Sequence[int]) -> Callable[[Mapping[str, Tensor]], Values]:
-    """The part of statistics that is about some heads."""
+    """Return the statistics of some heads."""
     return lambda result: {name: values[:, heads] for name, values in result.items()}
 
 
 def statistics_of(
     problem: Problem, names: Sequence[str] = (), cells: int | None = None, **rules: Any
 ) -> Look:
-    """Statistics, all if none is named, and a picture; `rules` say besides causal who sees whom."""
+    """Return the call for statistics, by default all, and pooled maps; `rules` are masks besides causal."""
     weights = hw.attention(*problem.qkv, causal=True, **rules)[1]
     heads = heads_judged(problem)
     return Look(
@@ -136,13 +136,13 @@ def statistics_of(
 def statistics(
     sizes: Sizes, device: torch.device, dtype: torch.dtype, names: Sequence[str] = (), forward: str = CUDNN
 ) -> Prepared:
-    """Statistics and, if `cells` are given, a picture."""
+    """Compare statistics and, if `cells` is not 0, pooled maps."""
     problem = problems.make(sizes, device, dtype, problems.causal)
     return beside_cudnn(problem, statistics_of(problem, names, sizes.get("cells")), forward)
 
 
 def beside_eager(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
-    """All statistics beside the matrix in eager torch."""
+    """Compare all statistics with the matrix in eager torch."""
     problem = problems.make(sizes, device, dtype, problems.causal)
     q, k, v = problem.qkv
     weights, hidden = hw.attention(q, k, v, causal=True)[1], ~problem.mask()
@@ -154,7 +154,7 @@ def beside_eager(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prep
 
 
 def grouped(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
-    """Several heads over one key head, beside each with a copy of its own."""
+    """Compare heads that share a key head with heads that have copies of it."""
     problem = problems.make(sizes, device, dtype, problems.causal)
     group = sizes["H"] // sizes["Hk"]
     k, v = (x.repeat_interleave(group, dim=1) for x in (problem.k, problem.v))
@@ -164,7 +164,7 @@ def grouped(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
 
 
 def window(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
-    """A causal window, beside the same call without it."""
+    """Compare a causal window with the call without it."""
     W, cells = sizes["W"], sizes["cells"]
     problem = problems.make(sizes, device, dtype, problems.causal)
     near = replace(problem, visible=problems.window(W))
@@ -174,7 +174,7 @@ def window(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
 
 
 def half_padding(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
-    """Sequences whose second half is padding, beside the same without padding.
+    """Compare sequences whose second half is padding with sequences without padding.
 
     The truth is that of the first half alone, with nothing after it.
     """
@@ -198,7 +198,7 @@ def half_padding(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prep
 
 
 def mean_heads(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
-    """The mean over heads."""
+    """Compare the mean over heads."""
     problem = problems.make(sizes, device, dtype, problems.causal)
     weights, rows = hw.attention(*problem.qkv, causal=True)[1], problems.some_rows(problem)
     look = Look(
@@ -210,7 +210,7 @@ def mean_heads(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepar
 
 
 def dense(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
-    """The whole matrix of some heads, beside copying as many numbers: what the memory could do."""
+    """Compare the full matrix of some heads with a copy of as many numbers: the limit of the memory."""
     count = sizes["heads"]
     problem = problems.make(sizes, device, dtype, problems.causal)
     weights, rows = hw.attention(*problem.qkv, causal=True)[1], problems.some_rows(problem)
@@ -229,7 +229,7 @@ def dense(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
 
 
 def top(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
-    """The heaviest keys; compared are their weights, and the true weights of the keys that were named."""
+    """Compare the weights of the top keys, and the true weights of the returned keys."""
     count = sizes["count"]
     problem = problems.make(sizes, device, dtype, problems.causal)
     weights, rows = hw.attention(*problem.qkv, causal=True)[1], problems.some_rows(problem)
@@ -250,7 +250,7 @@ def top(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
 
 
 def entropy_gradient(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
-    """The entropy of every query and its way back to q and k, beside cuDNN's forward and backward.
+    """Compare the entropy of every query and its gradients with cuDNN's forward and backward.
 
     Of cuDNN, output and dq are judged on some rows: they need no other row.
     """

@@ -1,4 +1,4 @@
-"""Self-attention with its projections, as a question to any module: inputs, masks, truth.
+"""Self-attention with projections as a benchmark of any module: inputs, masks, truth.
 
 Letters: B batch, H num_heads, L length, E width.
 """
@@ -20,7 +20,7 @@ GRADIENTS = ("dx", "d_in_weight", "d_in_bias", "d_out_weight", "d_out_bias")
 
 
 def split(x: Tensor, weight: Tensor, bias: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v, each [B, H, L, D], from x [B, L, E] in one product."""
+    """Return q, k, v [B, H, L, D] from x [B, L, E], by one product."""
     B, L, E = x.shape
     packed = linear(x, weight, bias).view(B, L, 3, num_heads, E // num_heads)
     q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
@@ -28,13 +28,13 @@ def split(x: Tensor, weight: Tensor, bias: Tensor, num_heads: int) -> tuple[Tens
 
 
 def merge(heads: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """[B, L, E] from [B, H, L, D]."""
+    """Return [B, L, E] from [B, H, L, D]."""
     B, H, L, D = heads.shape
     return linear(heads.transpose(1, 2).reshape(B, L, H * D), weight, bias)
 
 
 class SelfAttention:
-    """x [B, L, E] attends to itself; torch's class holds the weights.
+    """A problem of self-attention, x [B, L, E]; torch's class holds the weights.
 
     Args:
         padded: sequences of different lengths, half of the places on average; of one alone, an eighth.
@@ -94,17 +94,17 @@ class SelfAttention:
 
     @property
     def packed(self) -> list[Tensor]:
-        """The weights as torch's class has them."""
+        """Return the weights as torch's class stores them."""
         theirs = self.theirs
         return [theirs.in_proj_weight, theirs.in_proj_bias, theirs.out_proj.weight, theirs.out_proj.bias]
 
     def prepare(self, *modules: nn.Module) -> None:
-        """Training or not, with gradients or without."""
+        """Set the mode of a module: training or not, with or without gradients."""
         for module in modules:
             module.train(self.training).requires_grad_(self.training)
 
     def torch_call(self, module: nn.Module, hinted: bool = False) -> Callable[[], Any]:
-        """A call of torch's class, or of one that is like it.
+        """Return a call of torch's class, or of one with the same interface.
 
         hinted: with the hint that the mask is causal beside padding, too.
         """
@@ -121,7 +121,7 @@ class SelfAttention:
         return run
 
     def arm(self, run: Callable[[], Any], parameters: list[Tensor]) -> Arm:
-        """Inference in inference mode, as served models do; training both ways."""
+        """Return an arm: inference in inference mode, or forward and backward in training."""
         if not self.training:
             return Pinned(run, torch.inference_mode)
 
@@ -132,12 +132,12 @@ class SelfAttention:
         return both_ways
 
     def part(self, result: tuple[Any, ...]) -> Values:
-        """What of an arm's result is compared."""
+        """Return the compared part of an arm's result."""
         output, looked, *grads = result
         return self._named(output, looked, grads)
 
     def gradients_without_weights(self) -> Values:
-        """Those of torch's class when it is asked for no weights: the same numbers, by fused kernels."""
+        """Return the gradients of torch's class without weights, which uses fused kernels."""
         if not self.training or self.weights is None:
             return {}
         wanted, self.weights = self.weights, None
@@ -148,7 +148,7 @@ class SelfAttention:
         return {name: values for name, values in results.items() if name in GRADIENTS}
 
     def _real_rows(self, some: Tensor) -> Tensor:
-        """Chosen rows of [B, .., rows, *], nothing where they are padding."""
+        """Return the chosen rows of [B, .., rows, *], 0 for padding."""
         if not self.padded:
             return some
         real = self.real[:, self.rows]
@@ -163,7 +163,7 @@ class SelfAttention:
         return values | dict(zip(GRADIENTS, grads, strict=False))
 
     def truth(self) -> Values:
-        """The same in float64: some rows of output and weights, all of the gradients."""
+        """Return the truth in float64: some rows of output and weights, and all gradients."""
         exact = [p.detach().double() for p in self.packed]
         x = self.x.detach().double()
         problem = self._problem(*split(x, exact[0], exact[1], self.H))
@@ -183,7 +183,7 @@ class SelfAttention:
         return Problem(q, k, v, visible=problems.all_of(*rules) if rules else None)
 
     def _gradients(self, x: Tensor, *exact: Tensor) -> tuple[Tensor, ...]:
-        """Of x and the four parameters, one head after another: all at once would not fit."""
+        """Return the gradients of x and the four parameters, head by head to save memory."""
         grad, rows = self.grad.double(), torch.arange(self.L, device=x.device)
         x.requires_grad_()
         in_weight, in_bias, out_weight, _ = (p.requires_grad_() for p in exact)

@@ -1,4 +1,4 @@
-"""`hw.attention` of next to no work beside SDPA asked the same: what a call costs before it computes.
+"""Tiny calls of `hw.attention` beside SDPA: the cost of a call before it computes.
 
 SDPA is told a rule as the dense mask it takes, made beforehand. Soft caps and sinks it does not know: there
 it runs causal attention alone, for scale, and is judged by its own truth.
@@ -28,7 +28,7 @@ CAP, WINDOW = 20.0, 5
 
 @dataclass(frozen=True)
 class SizedRule:
-    """A rule for one size.
+    """A mask rule for one size.
 
     options: of `hw.attention`, made anew for every call, as in a model's forward.
     visible: the same as a formula; None: every key.
@@ -92,7 +92,7 @@ RULES: dict[str, tuple[str, Callable[[Tensor], SizedRule]]] = {
 
 
 def called(sizes: Sizes, device: torch.device, dtype: torch.dtype, rule: str) -> Prepared:
-    """One rule, the map that comes along not looked at."""
+    """Compare calls with one rule; the returned map is not used."""
     plain = problems.make(sizes, device, dtype)
     call_rule = RULES[rule][1](plain.q)
     problem = replace(plain, visible=call_rule.visible, softcap=call_rule.softcap, sinks=call_rule.sinks)

@@ -17,7 +17,7 @@ from .attention import SDPA
 
 
 def train(sizes: Sizes, device: torch.device, dtype: torch.dtype, causal: bool) -> Prepared:
-    """hw.attention and its gradients beside scaled_dot_product_attention and its own."""
+    """Compare hw.attention and its gradients with scaled_dot_product_attention and its gradients."""
     problem = problems.make(sizes, device, dtype, problems.causal if causal else None)
     q, k, v = (x.requires_grad_() for x in problem.qkv)
     grad = torch.randn(q.shape).to(device, dtype)

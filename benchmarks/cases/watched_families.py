@@ -34,7 +34,7 @@ NO_TOKENS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_to
 
 @dataclass(frozen=True)
 class Family:
-    """A family: the class, its config for sizes; whether its first tokens do not know the later ones."""
+    """A family of models: its class, its config by sizes, and True if it is causal."""
 
     model: str
     config: Callable[..., Any]
@@ -43,7 +43,7 @@ class Family:
     def build(
         self, sizes: Sizes, device: torch.device, dtype: torch.dtype, weights: nn.Module | None = None
     ) -> Any:
-        """The model on Transformers' own choice of attention; with `weights` of another, on the eager one."""
+        """Return the model with the attention that Transformers chooses; with `weights`, the eager one."""
         import transformers
 
         transformers.logging.set_verbosity_error()
@@ -109,13 +109,13 @@ FAMILIES = {
 
 
 def eager_bytes(sizes: Sizes, dtype: torch.dtype) -> int:
-    """What the eager route holds at its peak: weights of all layers, and one layer's in float32 thrice."""
+    """Return the peak bytes of the eager route: weights of all layers, and 3 x one layer in float32."""
     keys = sizes["L"] + sizes.get("T", 0)
     return int(sizes["B"] * sizes["H"] * keys**2 * (sizes["N"] * dtype.itemsize + 12))
 
 
 def eager_fits(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether there is memory for it."""
+    """Return True if the eager route fits into memory."""
     most = SHARE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else ON_A_CPU
     return eager_bytes(sizes, dtype) < most
 
@@ -128,7 +128,7 @@ def watched(
     cells: int | None = None,
     padded: bool = False,
 ) -> Prepared:
-    """A forward inside `hw.watch`: all row statistics of every head, and with `cells` a picture of each.
+    """Compare a forward in `hw.watch`: statistics of every head and, with `cells`, pooled maps.
 
     padded: sequences from a quarter of the length to all of it.
     """
@@ -170,7 +170,7 @@ def watched(
 
 
 def generating(sizes: Sizes, device: torch.device, dtype: torch.dtype, cells: int | None = None) -> Prepared:
-    """T greedy tokens after a prompt of L, every forward of them watched."""
+    """Compare T greedy tokens after a prompt of L, with every forward watched."""
     made = FAMILIES["llama_head"]
     model = made.build(sizes, device, dtype)
     eager = made.build(sizes, device, dtype, model)

@@ -21,7 +21,7 @@ CELLS = 128
 
 
 def llama_config(sizes: Sizes, **others: Any) -> Any:
-    """A Llama's config of these sizes; others: what else it says."""
+    """Return a Llama config of these sizes; `others` are further fields."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -39,7 +39,7 @@ def llama_config(sizes: Sizes, **others: Any) -> Any:
 
 
 def llama(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Any:
-    """The model, as Transformers builds it, on its own choice of attention."""
+    """Return the model with the attention that Transformers chooses."""
     import transformers
 
     config = llama_config(sizes, max_position_embeddings=2**18)
@@ -62,7 +62,7 @@ def _exact(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def pruned(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
-    """Every other group of heads taken out, beside the model with those heads' share of o_proj at zero."""
+    """Compare the model without every other group of heads with one where their part of o_proj is 0."""
     whole = llama(sizes, device, dtype)
     tokens = torch.randint(sizes["V"], (sizes["B"], sizes["L"])).to(device)
     group, D = sizes["H"] // sizes["Hk"], sizes["D"]

@@ -50,7 +50,7 @@ CASES = every()
 
 def test_names_are_unique() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
-    with pytest.raises(ValueError, match=f"{CASES[0].name} is on the list"):
+    with pytest.raises(ValueError, match=f"{CASES[0].name} exists already"):
         registry.register(CASES[0])
 
 
@@ -406,7 +406,7 @@ def test_parts_are_all_of_it_and_no_case_twice(capsys: pytest.CaptureFixture[str
     for part in ("0/3", "4/3", "2", "a/b", "1/"):
         with pytest.raises(SystemExit, match="2"):
             command.main(["--part", part, "--quick"])
-        assert f"got {part}; 2/3 is the second of three" in capsys.readouterr().err
+        assert f"got {part}; 2/3 is the second third" in capsys.readouterr().err
 
 
 def test_what_is_stored_of_this_commit_is_not_measured_again(
@@ -482,7 +482,7 @@ def test_text_is_written_between_the_markers(tmp_path: Path) -> None:
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "stale" not in text
     assert readme.table_in(text, begin, end) == "new\n"
     path.write_text("no markers")
-    with pytest.raises(ValueError, match="must hold the markers"):
+    with pytest.raises(ValueError, match="must contain the markers"):
         page.write(tmp_path, path)
 
 

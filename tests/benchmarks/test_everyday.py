@@ -184,7 +184,7 @@ def test_the_page_shows_the_commit_with_the_most_cases() -> None:
         (["--longest", "8"], "--longest must be at least 16: got 8"),
         (["--turns", "0"], "--turns must be at least 1: got 0"),
         (["--only", "no_such"], "no case for cpu fits 'no_such'"),
-        (["--show", "--out", "{}"], "no results of this kind of machine lie in"),
+        (["--show", "--out", "{}"], "--show needs results of this machine: "),
     ],
 )
 def test_wrong_use_is_answered(

@@ -71,7 +71,7 @@ def test_without_the_other_or_a_browser_it_says_what_to_do(
     assert "bertviz is not installed: pip install bertviz" in err and "no browser: install chromium" in err
     for arguments, message in (
         (["--longest", "63"], "at least 64: got 63"),
-        (["--show"], "no results of this kind"),
+        (["--show"], "--show needs results of this kind of CPU"),
     ):
         with pytest.raises(SystemExit):
             pages.main([*arguments, "--out", str(tmp_path)])

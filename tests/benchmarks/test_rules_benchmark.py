@@ -58,7 +58,7 @@ def test_a_peer_that_says_something_else_fails_the_cell(monkeypatch: pytest.Monk
     other = [{"liar": lambda: flex.Peer("liar", lambda q, k, v: v + 1)}]
     monkeypatch.setattr(flex, "peers", lambda message, q, k: other)
     record = rule_cell.measure(Cell("forward", "causal", SMALL), "cpu", turns=1)
-    assert record["status"] == "failed" and record["reason"].startswith("ValueError: liar and ours are apart")
+    assert record["status"] == "failed" and record["reason"].startswith("ValueError: liar and ours differ")
 
 
 def test_the_second_choice_runs_where_the_first_cannot(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,7 @@ def test_what_dies_when_tried_is_out_of_memory_too(monkeypatch: pytest.MonkeyPat
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, complaint in (
         (["--longest", "1000"], "got 1000"),
-        (["--plot", "--out", str(tmp_path)], "measure first"),
+        (["--plot", "--out", str(tmp_path)], f"{tmp_path} has none; run without --plot"),
     ):
         with pytest.raises(SystemExit, match="2"):
             sweep.main(arguments)
