@@ -281,7 +281,7 @@ def _check(scores: Scores, rows: slice, lse: Tensor, off: Tensor) -> None:
     raise ArgumentError(
         "q, k, mask and bias must not change while their map is in use: the weights of a query now sum to "
         f"{float(off[b, h, i].exp()):.6g}, not 1 (sequence {b}, head {h}, query {rows.start + i} of those "
-        "looked at); pass q.clone() and k.clone(), or look before writing"
+        "looked at); pass q.clone() and k.clone(), or read the map before writing"
     )
 
 

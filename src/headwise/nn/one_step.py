@@ -76,7 +76,7 @@ class Parameters(NamedTuple):
     in_bias: Tensor | None
     out_weight: Tensor | None  # [E, H D]; None: there is no second projection
     out_bias: Tensor | None
-    parts: tuple[Tensor, ...] = ()  # weights, then biases, that in_weight and in_bias are the memory of
+    parts: tuple[Tensor, ...] = ()  # weights, then biases, stored in in_weight and in_bias
 
     def project(self, x: Tensor, memory: Tensor | None) -> Projected:
         """Apply the first projections."""
@@ -275,9 +275,9 @@ def _by_matrix(q: Tensor, k: Tensor, v: Tensor, masks: Masks, step: Step) -> tup
     """Return (heads [N, H, L, D], weights [N * H, L, S])."""
     N, H, L, D = q.shape
     S, dtype = k.shape[2], q.dtype
-    if not step.returns_weights and dtype in HALF:  # as a fused kernel has it inside
+    if not step.returns_weights and dtype in HALF:  # float32 inside, as in a fused kernel
         q, k, v = q.float(), k.float(), v.float()
-    # on a GPU numbers to add go into the product: a launch less; on a CPU that would be the slower product
+    # on a GPU an additive mask is part of the product, which saves a launch; on a CPU that is slower
     adds = len(masks) > 0 and q.is_cuda and masks[0].dtype is q.dtype and masks[0].ndim == 2
     begun, rest = (masks[0], masks[1:]) if adds else (q.new_empty(1), masks)
     keys = turned(k.reshape(N * H, S, D), L)
@@ -332,7 +332,7 @@ class _OneStep(torch.autograd.Function):
             ctx.mark_non_differentiable(state)
         y = parameters.finish(heads)
         if y is not heads:
-            # A product without a bias is a view of itself, and no output that is a view may be written to.
+            # Without a bias the product is a view, and callers could not write to an output that is a view.
             y = aten._unsafe_view.default(y, y.shape)
         return y, state, *projected
 
@@ -341,7 +341,7 @@ class _OneStep(torch.autograd.Function):
         step, needs, shapes = ctx.step, ctx.needs, ctx.shapes
         x, memory, heads, out_weight, state, added, *rest = ctx.saved_tensors
         projected, watched = tuple(rest[: len(shapes)]), rest[len(shapes) :]
-        grad, d_shown, *back = grads  # of the output, of weights, of what was projected
+        grad, d_shown, *back = grads  # of the output, the weights, the projected tensors
         again = False
         for gradient in grads:
             again = again or (gradient is not None and plain.needs_differentiable_backward(gradient))
@@ -349,7 +349,7 @@ class _OneStep(torch.autograd.Function):
             heads, _ = _plainly(step, added, projected, state)
         d_out_weight = d_out_bias = None
         if grad is not None and ctx.finishes:
-            flat = grad.reshape(-1, grad.shape[-1])  # gradients that come in batches know no flatten
+            flat = grad.reshape(-1, grad.shape[-1])  # batched gradients do not support flatten
             d_out_weight = torch.mm(flat.t(), heads.flatten(0, 1)) if needs.out_weight else None
             d_out_bias = flat.sum(0) if needs.out_bias else None
             grad = torch.mm(flat, out_weight).view(heads.shape) if needs.heads else None

@@ -429,7 +429,7 @@ def _map(
         if versions != [None if x.is_inference() else x._version for x in inputs]:
             raise ArgumentError(
                 "q, k, mask and bias must not change while their map is in use: one was written to in place; "
-                "pass q.clone() and k.clone(), or look before writing"
+                "pass q.clone() and k.clone(), or read the map before writing"
             )
         with torch.inference_mode(q.is_inference()), torch.set_grad_enabled(grad):
             padded_q, padded_k = (runs.unpack_heads(x, places) for x in (q, k))

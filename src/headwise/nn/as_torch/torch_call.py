@@ -120,7 +120,9 @@ class TorchCall:
 
     def finish(self, heads: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return (output, weights) in the caller's layout, from heads [N, H, L, D] and weights [N, ..]."""
-        output: Tensor = self.module.out_proj(joined(heads, self.first))  # called as the module it is
+        output: Tensor = self.module.out_proj(
+            joined(heads, self.first)
+        )  # call the module, so that its hooks run
         if self.batched:
             return output, weights
         return output.squeeze(0), None if weights is None else weights.squeeze(0)
@@ -281,13 +283,13 @@ def _in_tiles(q: Tensor, k: Tensor, v: Tensor, rules: Rules, average: bool, zero
     (N, H, L, D), S = q.shape, k.shape[2]
     weights_dtype = tile_dtype(q.dtype) if average else q.dtype  # more exact for sums over heads
     shape = (N, L, S) if average else (N, H, L, S)
-    # a hidden first key leaves queries with nothing, and those have NaN in all of torch's row
+    # if the first key is hidden, some queries see no key, and torch's whole row is NaN
     skips = rules.causal and (rules.padding is None or not bool(rules.padding[:, 0].any()))
     skips = skips and (rules.bias is None or not bool((rules.bias[..., 0] == -torch.inf).any()))
     added = (replace(rules, causal=False) if skips else rules).added(L, S, q.dtype, q.device)
     out, shown = q.new_empty(N, L, H, D), huge_empty(shape, weights_dtype, q.device)
     rows, some = _tile(H, L, S, skips)
-    if average or (skips and (rows < L or S > L)):  # else every place is written to
+    if average or (skips and (rows < L or S > L)):  # otherwise every element is written
         shown.zero_()
     room = q.new_empty(some * rows * S)
     near_q, near_k, near_v = q.new_empty(some, L, D), q.new_empty(some, S, D), q.new_empty(some, S, D)
@@ -349,7 +351,7 @@ def _dropped(q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout: float) -> T
 def _step_by_step(
     q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout: float, weights: bool, average: bool, zero: bool
 ) -> Output:
-    if not weights and q.dtype in HALF:  # as torch's fused function has it inside
+    if not weights and q.dtype in HALF:  # float32 inside, as in torch's fused function
         with own_precision(q.device):
             exact = q.float(), k.float(), v.float()
             return _step_by_step(*exact, rules, dropout, weights, average, zero)[0].to(v.dtype), None
@@ -369,5 +371,5 @@ def _step_by_step(
     out = p @ v
     if not weights:
         return out, None
-    # As in torch a view: hooks on the weights run only where the loss depends on them.
+    # A view, as in torch: hooks on the weights run only where the loss depends on them.
     return out, p.mean(1) if average else p.view_as(p)
