@@ -92,7 +92,7 @@ EXPECTED: dict[str, dict[str, str]] = {
     "viz,cli,watch": works(*PICTURES, *TABLES, "heads.save", "headwise check good.py", LOOK)
     | works("models.load", "models.load minilm", LOOK_MINILM)
     | {
-        LOOK_ELSEWHERE: "exit 2: headwise: model must be saved as safetensors: there are none in 'pruned'",
+        LOOK_ELSEWHERE: "exit 2: headwise: model must be saved as safetensors: 'pruned' has no such file",
     },
 }
 

@@ -619,7 +619,11 @@ def refusals() -> list[str]:
     ids = hw.parallel.split(torch.randint(61, (B, 14)))
     refused(ArgumentError, "got KVCache", lambda: model(ids, cache=model.cache()))
     refused(ArgumentError, "got True", lambda: model(ids, last=True))
-    refused(ArgumentError, "last must be left out", lambda: model.generate(ids, max_new_tokens=2))
+    refused(
+        ArgumentError,
+        "last must be False for a sequence sharded over ranks: got True",
+        lambda: model.generate(ids, max_new_tokens=2),
+    )
     dropping = hw.parallel.shard_sequence(hw.MultiHeadAttention(24, 6, dropout=0.25))
     refused(ArgumentError, "got 0.25 on weights", lambda: dropping(normal(rank, B, 7, 24)))
     refused(ArgumentError, "with 2 ranks; measure it", lambda: _watched(model, ids, diversity=True))

@@ -120,9 +120,7 @@ class TorchCall:
 
     def finish(self, heads: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return (output, weights) in the caller's layout, from heads [N, H, L, D] and weights [N, ..]."""
-        output: Tensor = self.module.out_proj(
-            joined(heads, self.first)
-        )  # call the module, so that its hooks run
+        output: Tensor = self.module.out_proj(joined(heads, self.first))  # so that hooks run
         if self.batched:
             return output, weights
         return output.squeeze(0), None if weights is None else weights.squeeze(0)
