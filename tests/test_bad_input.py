@@ -237,20 +237,20 @@ RUNNING: dict[str, Refusal] = {
     "flash with dropout": Refusal(
         {"backend": "flash", "dropout": 0.25},
         BackendUnavailable,
-        'backend="flash" cannot run this call: dropout 0.25 falls on the weights, which it never has. '
-        "Others that can: plain;",
+        'backend="flash" cannot run this call: dropout 0.25 needs the matrix of weights, which it never '
+        "computes. Others that can: plain;",
         False,
     ),
     "flash with a learned bias": Refusal(
         {"backend": "flash", "bias": normal(T, S).requires_grad_()},
         BackendUnavailable,
-        'backend="flash" cannot run this call: it gives no gradient to bias, slopes or relative. Others that',
+        'backend="flash" cannot run this call: it computes no gradient of bias, slopes or relative. Others',
         False,
     ),
     "flash with learned slopes": Refusal(
         {"backend": "flash", "bias": Alibi(normal(H).requires_grad_())},
         BackendUnavailable,
-        'backend="flash" cannot run this call: it gives no gradient to bias, slopes or relative.',
+        'backend="flash" cannot run this call: it computes no gradient of bias, slopes or relative.',
         False,
     ),
 }
@@ -344,7 +344,7 @@ def test_the_whole_matrix_over_the_budget_is_refused_with_its_size(options: dict
     size = 3 * B * H * T * S * 4
     messages = (
         f"plain attention over [B, H, T, S] = {[B, H, T, S]} must fit the memory budget: 5 KiB > 1 KiB; "
-        "drop what needs the whole matrix (dropout, forward-mode or second derivatives), or raise the "
+        "leave out what needs the full matrix (dropout, forward-mode or second derivatives), or raise the "
         'budget: with headwise.budget.limit("5 KiB")'
     )
     with hw.budget.limit("1 KiB"):

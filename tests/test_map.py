@@ -632,7 +632,7 @@ def test_given_weights_have_no_scores_to_find_the_largest_of() -> None:
     given_map = hw.AttentionMap.from_weights(a_map().dense())
     assert "max_logit" not in given_map.statistics()
     with pytest.raises(
-        ArgumentError, match="max_logit must come from scores: this map was made from weights"
+        ArgumentError, match="max_logit must be measured on scores: this map was made from weights"
     ):
         given_map.statistics("max_logit")
 
@@ -877,7 +877,7 @@ def test_statistics_have_names_shapes_and_a_mapping() -> None:
 def test_a_statistic_that_was_not_measured_says_how_to_ask_for_it() -> None:
     stats = a_map().statistics("entropy")
     with pytest.raises(
-        AttributeError, match=re.escape("distance was not measured; ask for it: statistics('distance')")
+        AttributeError, match=re.escape("distance was not measured; call statistics('distance')")
     ):
         _ = stats.distance
     with pytest.raises(KeyError, match="distance"):

@@ -150,7 +150,7 @@ def check_module(device: torch.device) -> str:
     """Check that our module with torch's weights gives torch's results, in float64.
 
     Raises:
-        ArithmeticError: it does not.
+        ArithmeticError: results that differ.
     """
     random = torch.Generator().manual_seed(0)
     with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -174,7 +174,7 @@ def check_attention(device: torch.device) -> str:
     """Check that every backend here is as exact as a plain softmax, in outputs and weights.
 
     Raises:
-        ArithmeticError: one does not.
+        ArithmeticError: results that differ by more.
     """
     q, k, v = _example(device)
     truth = _plain_softmax(q.double(), k.double(), v.double())
@@ -210,5 +210,5 @@ def _plain_softmax(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _error(ours: Tensor, expected: Tensor) -> float:
-    """Return the largest difference; infinite where one of them is no number."""
+    """Return the largest difference; infinity if a value is NaN."""
     return (ours.double() - expected.double()).abs().nan_to_num(nan=torch.inf).max().item()

@@ -1,8 +1,8 @@
-"""`AttentionMap`: attention weights that exist only where you look.
+"""`AttentionMap`: attention weights that are computed only where they are read.
 
-The weights are decided by q, k, the mask and one number per row, the log-sum-exp. So they are not stored: a
-map holds those and computes what is asked for, one head, a few rows, the mean, a picture, a statistic. The
-whole matrix is made only when someone asks for all of it, and only inside the memory budget.
+The weights follow from q, k, the mask and one number per row, the log-sum-exp. So they are not stored: a map
+holds these and computes what is requested: one head, a few rows, the mean, a pooled map, a statistic. The
+whole matrix is computed only on request, and only within the memory budget.
 
 Letters: B batch, T query_len, S key_len, H num_heads, D head_dim.
 """
@@ -587,7 +587,7 @@ class AttentionMap(StandIn):
             size,
             self.device,
             f"dense {result} {list(shape)}",
-            "look at a part (w[b, h], select, pooled, statistics, top)",
+            "read a part (w[b, h], select, pooled, statistics, top)",
             None if limit is None else budget.parse(limit),
         )
 

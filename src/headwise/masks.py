@@ -272,7 +272,7 @@ class Mask(RuleFacts):
 
         Raises:
             MaskError: rules of one kind whose sizes differ; query_ids in one of two document masks only; a
-                tensor that seems to be meant otherwise.
+                tensor whose values suggest another meaning.
         """
         if not isinstance(other, Mask):
             other = _from_tensor(other)
@@ -619,7 +619,7 @@ def mask_of_call(mask: Mask | Tensor | None, batch: int | None = None, query_len
         batch, query_len: of the call; without them, any [T, S] might be padding [B, S].
 
     Raises:
-        MaskError: a tensor that is no mask, or reads as if it were meant otherwise; see `check_meaning`.
+        MaskError: a tensor that is not a mask, or whose values suggest another meaning; see `check_meaning`.
     """
     if mask is None:
         return NOTHING_HIDDEN

@@ -164,9 +164,12 @@ def test_why_does_not_call_what_comes_first_later() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dropout": 0.25}, "dropout 0.25 falls on the weights, which it never has"),
-        ({"bias": normal(5, T, S).requires_grad_()}, "it gives no gradient to bias, slopes or relative"),
-        ({"bias": Alibi(normal(5, H).requires_grad_())}, "it gives no gradient to bias, slopes or relative"),
+        ({"dropout": 0.25}, "dropout 0.25 needs the matrix of weights, which it never computes"),
+        ({"bias": normal(5, T, S).requires_grad_()}, "it computes no gradient of bias, slopes or relative"),
+        (
+            {"bias": Alibi(normal(5, H).requires_grad_())},
+            "it computes no gradient of bias, slopes or relative",
+        ),
     ],
     ids=["dropout", "bias", "slopes"],
 )
@@ -274,8 +277,8 @@ def test_a_backend_is_added_by_one_entry(capped: list[str]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dropout": 0.25}, "dropout 0.25 falls on the weights, which it never has"),
-        ({"bias": normal(5, T, S).requires_grad_()}, "it gives no gradient to bias, slopes or relative"),
+        ({"dropout": 0.25}, "dropout 0.25 needs the matrix of weights, which it never computes"),
+        ({"bias": normal(5, T, S).requires_grad_()}, "it computes no gradient of bias, slopes or relative"),
     ],
     ids=["dropout", "bias"],
 )
@@ -308,7 +311,7 @@ def test_a_backend_that_was_added_runs_in_graphs(capped: list[str], name: str) -
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"softcap": 1.5}, "it has no soft cap"), ({"dropout": 0.5}, "dropout 0.5 falls on the weights")],
+    [({"softcap": 1.5}, "it has no soft cap"), ({"dropout": 0.5}, "dropout 0.5 needs the matrix of weights")],
     ids=["softcap", "dropout"],
 )
 def test_a_named_backend_gives_way_to_no_other_in_a_graph(options: dict[str, Any], message: str) -> None:
@@ -361,7 +364,7 @@ def test_the_kernel_that_is_added_brings_its_own_rules(monkeypatch: pytest.Monke
     for length in (5, 7):
         assert backends.verdicts(half_call(S=length))["fa3"] is None
         backends.note(half_call(S=length))
-    message = "2 of the last 2 calls had a shape not seen before, and it plans each one anew"
+    message = "2 of the last 2 calls had a new shape, and it needs a plan for each"
     assert backends.verdicts(half_call(S=11))["fa3"] == message
     assert backends.verdicts(half_call(S=7))["fa3"] is None
     # changing shapes make it slow, not unable: whoever names it gets it
@@ -504,15 +507,15 @@ def test_tensors_of_other_classes_go_to_the_operator(monkeypatch: pytest.MonkeyP
         (
             kernels.CUDA_FLASH,
             half_call(mask=Mask.padding([3])),
-            "it takes no mask beyond a band, and no bias",
+            "it takes no mask except a band, and no bias",
         ),
-        (kernels.CUDA_FLASH, half_call(bias=alibi(2)), "it takes no mask beyond a band, and no bias"),
+        (kernels.CUDA_FLASH, half_call(bias=alibi(2)), "it takes no mask except a band, and no bias"),
         (
             kernels.CUDNN,
             half_call(T=3, S=5, causal=True),
-            "it cannot take this call whole, and would plan each part anew",
+            "it cannot run this call in one part, and would make a new plan for each part",
         ),
-        (kernels.CUDNN, half_call(T=1, S=1), "it does not take a single key"),
+        (kernels.CUDNN, half_call(T=1, S=1), "it takes at least 2 keys, not 1"),
         (kernels.CUDNN, half_call(softcap=2.0), r"it has no soft cap \(softcap=2\)"),
     ],
     ids=["dtype", "cudnn-dim", "flash-dim", "double", "padding", "slopes", "parts", "one-key", "softcap"],
@@ -532,7 +535,7 @@ def test_cudnn_steps_back_where_determinism_was_asked_for() -> None:
         reason = cannot(kernels.CUDNN, half_call())
     finally:
         torch.use_deterministic_algorithms(False)
-    assert reason == "deterministic algorithms were asked for, and it promises none"
+    assert reason == "deterministic algorithms are switched on, and it is not deterministic"
 
 
 def test_a_kernel_switched_off_in_torch_is_off_here() -> None:
@@ -572,7 +575,10 @@ def test_the_guard_counts_what_it_says(shapes: list[int]) -> None:
 
 def test_a_small_plain_call_of_one_query_is_left_to_flash(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, few = backends.Decode(), half_call(T=1, S=11)
-    assert backend.reluctance(few) == "5632 bytes of keys and values are few, from 16777216 on it pays"
+    assert (
+        backend.reluctance(few)
+        == "it is faster only from 16777216 bytes of keys and values on, not with 5632"
+    )
     assert (
         backend.reluctance(half_call(T=1, S=11, mask=Mask.padding([3]))) is None
     )  # which flash does not take
@@ -590,8 +596,9 @@ def test_no_plan_is_made_for_one_query_before_its_shape_has_come_often_in_a_row(
     for past in (13, 12, 11):  # a model that generates: no plan, and no shape counted against others
         for times in range(2):
             reason = hw.why(q, k[:, :, :past], k[:, :, :past])
-            assert reason.backend == "flash" and f"{times} calls in a row had this one, from 3 on" in str(
-                reason
+            assert (
+                reason.backend == "flash"
+                and f"{times} calls in a row had this number, and a plan pays from 3 on" in str(reason)
             )
             hw.attention(q, k[:, :, :past], k[:, :, :past])
     assert hw.why(whole, k, k).backend == "fa3"

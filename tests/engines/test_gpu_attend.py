@@ -690,7 +690,7 @@ def call(**args: Any) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
 
 
 REASONS: dict[str, tuple[dict[str, Any], str]] = {
-    "dropout": ({"dropout": 0.25}, "dropout 0.25 falls on the weights, which it never has"),
+    "dropout": ({"dropout": 0.25}, "dropout 0.25 needs the matrix of weights, which it never computes"),
     "scale below 0": ({"scale": -0.3}, "it takes a scale above 0, not -0.3"),
     "scale 0": ({"scale": 0.0}, "it takes a scale above 0, not 0"),
     "value_dim": ({"Dv": 257}, "it takes value_dim up to 256, not 257"),
@@ -700,15 +700,15 @@ REASONS: dict[str, tuple[dict[str, Any], str]] = {
     "dtype": ({"dtype": torch.float64}, "it takes bfloat16, float16 and float32, not float64"),
     "relative": (
         {"bias": Relative(torch.zeros(2, 5).requires_grad_())},
-        "with gradients of what is added it takes no relative bias",
+        "it takes no relative bias if a gradient of a bias is needed",
     ),
     "row bias": (
         {"bias": torch.zeros(1, 1, 1, 7).requires_grad_()},
-        "with gradients of what is added it takes no bias [1, 1, 1, 7] that queries or keys share",
+        "it computes no gradient of a bias [1, 1, 1, 7] that queries or keys share",
     ),
     "column bias": (
         {"bias": torch.zeros(2, 5, 1).requires_grad_()},
-        "with gradients of what is added it takes no bias [1, 2, 5, 1] that queries or keys share",
+        "it computes no gradient of a bias [1, 2, 5, 1] that queries or keys share",
     ),
 }
 
@@ -735,17 +735,17 @@ def test_what_is_refused_by_what_goes_on_around_a_call(monkeypatch: pytest.Monke
 
     (q, k, v), _ = call()
     torch.func.grad(inside_a_transform)(q)
-    assert messages == ["a function transform (torch.func) is active, which only plain operations pass"]
+    assert messages == ["a function transform (torch.func) is active, which only plain operations support"]
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(q, torch.ones_like(q))
         reason = hw.why(dual, k, v).reasons["triton"]
-    assert reason == "a forward-mode derivative is wanted, which only plain operations give"
+    assert reason == "a forward-mode derivative is needed, which only plain operations compute"
     nobody, _ = call(B=0)
-    assert hw.why(*nobody).reasons["triton"] == "there is nothing in this batch"
+    assert hw.why(*nobody).reasons["triton"] == "the batch is empty"
     monkeypatch.setattr("headwise.engines.gpu.launches.FARTHEST", 6)
     slopes = Alibi(torch.ones(2))
     reason = hw.why(q, k, v, bias=slopes).reasons["triton"]
-    assert reason == "it counts distances up to 6 exactly, and there are 7 keys"
+    assert reason == "it takes slopes with up to 6 keys, not 7"
     assert hw.why(q, k, v).reasons["triton"] is None
     monkeypatch.setattr(launches, "INTERPRET", False)
     assert hw.why(q, k, v).reasons["triton"] == "it supports cuda only; the tensors are on cpu"
@@ -767,7 +767,7 @@ def test_what_learns_is_given_its_gradient_or_refused() -> None:
 def test_torchs_kernels_keep_what_they_do_best(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "interpreted", lambda: False)
     monkeypatch.setattr(OwnKernels, "devices", ("cpu", "cuda"))
-    message = "torch's kernels are faster where no rule is more than causal"
+    message = "torch's kernels are faster without a mask and with a causal one"
     half = {"dtype": torch.bfloat16}
     square = half | {"T": 7}
     arguments = {"statistics": "entropy"}
@@ -779,7 +779,7 @@ def test_torchs_kernels_keep_what_they_do_best(monkeypatch: pytest.MonkeyPatch) 
         half | {"mask": Mask.documents([0] * 7)}, half | {"mask": torch.ones(5, 7, dtype=torch.bool)},
         half | {"T": 67, "S": 67} | arguments,
     ]  # fmt: skip
-    whole = "torch's efficient kernel takes float32 as it is, and ours has to be compiled for long"
+    whole = "torch's efficient kernel takes this float32 call, and compiling ours takes longer"
     reluctant += [half | {"D": 129}, half | {"Dv": 256}, {}, {"mask": Mask.padding([3])}]
     for argv in reluctant:
         tensors, options = call(**argv)

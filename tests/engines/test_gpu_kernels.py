@@ -525,7 +525,7 @@ def test_what_the_kernels_cannot_take_is_said_in_words_and_runs_on_tiles(
     long = torch.zeros(1, 1, 3, 257)
     weights = hw.AttentionMap.from_weights(torch.rand(1, 1, 3, 4))
     reasons = {
-        "these weights were given, not computed: there is no q and k to go back to": weights,
+        "the map was made from weights, without q and k": weights,
         "it takes bfloat16, float16 and float32, not float64": hw.AttentionMap(q.double(), k.double()),
         "it takes head_dim up to 256, not 257": hw.AttentionMap(long, long),
     }
@@ -540,7 +540,7 @@ def test_what_the_kernels_cannot_take_is_said_in_words_and_runs_on_tiles(
         return w.dense().sum()
 
     torch.func.grad(inside)(q)
-    assert messages == ["a function transform (torch.func) is active, which only plain operations pass"]
+    assert messages == ["a function transform (torch.func) is active, which only plain operations support"]
     assert launched == []
     assert launches.cannot(hw.AttentionMap(q, k)._scores) is None
     monkeypatch.setattr(launches, "INTERPRET", False)
@@ -741,10 +741,13 @@ def test_keys_that_padding_hides_are_not_read() -> None:
         ({"bias": torch.zeros(1, 1, 1, 11)}, "it takes no bias"),
         (
             {"mask": Mask.documents([0] * 11)},
-            "it takes no mask beyond padding and a band that holds the query",
+            "it takes no mask except padding and a band that includes the query's own position",
         ),
-        ({"mask": ~Mask.causal()}, "it takes no mask beyond padding and a band that holds the query"),
-        ({"dropout": 0.5}, "dropout 0.5 falls on the weights, which it never has"),
+        (
+            {"mask": ~Mask.causal()},
+            "it takes no mask except padding and a band that includes the query's own position",
+        ),
+        ({"dropout": 0.5}, "dropout 0.5 needs the matrix of weights, which it never computes"),
         ({"T": 2}, "it takes one query, not 2"),
         ({"Dv": 257}, "it takes value_dim up to 256, not 257"),
         ({"D": 257}, "it takes head_dim up to 256, not 257"),

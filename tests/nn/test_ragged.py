@@ -316,11 +316,11 @@ def test_a_map_of_documents_is_a_batch_of_them(option: str) -> None:
 def test_maps_that_are_no_batch_of_documents() -> None:
     module, x = made(), drawn(2, 7)
     ids = Mask.documents([0, 0, 0, 4, 4, 4, 4])
-    with pytest.raises(MaskError, match=re.escape("got Mask(); it is for mha(x, documents=ids)")):
+    with pytest.raises(MaskError, match=re.escape("got Mask(); make it with mha(x, documents=ids)")):
         module(x)[1].by_document()
-    with pytest.raises(MaskError, match="beside documents: got keys, queries; select"):
+    with pytest.raises(MaskError, match="only documents and positions: got keys, queries; read"):
         module(x, mask=ids & Mask.padding([7, 3]))[1].by_document()
-    with pytest.raises(MaskError, match="id 0 comes back at token 3 of sequence 0"):
+    with pytest.raises(MaskError, match="id 0 occurs again at token 3 of sequence 0"):
         module(x, mask=Mask.documents([0, 0, 1, 0, 2, 2, 2]))[1].by_document()
     with pytest.raises(
         ArgumentError, match="by_document must be called on a map of q and k: this map was made from weights"
@@ -543,7 +543,7 @@ def test_second_derivatives_pass_the_kernel_by(as_on_a_gpu: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [({"sinks": True}, "it knows no sinks"), ({"softcap": 1.5}, "it has no soft cap (softcap=1.5)")],
+    [({"sinks": True}, "it takes no sinks"), ({"softcap": 1.5}, "it has no soft cap (softcap=1.5)")],
 )
 def test_what_the_kernel_cannot_take_goes_side_by_side(
     options: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
@@ -582,7 +582,7 @@ def test_what_the_kernel_cannot_take_goes_side_by_side(
         ),
         ({"documents": torch.zeros(3, 5).long()}, ShapeError, "got [3, 5] for [3, 7]"),
         ({"documents": torch.zeros(2, 7).long()}, ShapeError, "got [2, 7] for [3, 7]"),
-        ({"documents": [0, 0, 1, 1, 0, 2, 2]}, MaskError, "id 0 comes back at token 4 of sequence 0"),
+        ({"documents": [0, 0, 1, 1, 0, 2, 2]}, MaskError, "id 0 occurs again at token 4 of sequence 0"),
         ({"documents": torch.zeros(7)}, MaskError, "must be integers [S] or [B, S]: got float32[7]"),
     ],
 )

@@ -341,7 +341,7 @@ def dropout_is_drawn_apart() -> None:
     assert all(not torch.equal(states[0], each) for each in states[1:])
     torch.manual_seed(dist.get_rank())
     with pytest.raises(
-        ArgumentError, match=f"draw the same random numbers .* {dist.get_world_size()} different"
+        ArgumentError, match=f"have the same random state .* found {dist.get_world_size()} states"
     ):
         hw.parallel.shard_heads(made(dropout=0.5), mesh)
 
@@ -398,7 +398,9 @@ def torchs_class_is_equal() -> None:
                 if expected is not None:
                     close(weights, expected, str(call))
     close(other(x[0], x[0], x[0])[0], whole(x[0], x[0], x[0])[0])
-    with pytest.raises(ArgumentError, match=r"is_causal must come with attn_mask.*got is_causal=True alone"):
+    with pytest.raises(
+        ArgumentError, match=r"is_causal must be given with attn_mask.*got is_causal=True alone"
+    ):
         other(arguments, arguments, arguments, is_causal=True)
     torch.manual_seed(5)
     layer = nn.TransformerEncoderLayer(E, 4, 31, dropout=0.0, batch_first=True, dtype=torch.float64)
@@ -621,7 +623,7 @@ def huggingface_is_heard(folder: str) -> None:
         whole.save_pretrained(folder)
     dist.barrier()
     model = AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto", dtype=torch.float64).eval()
-    with pytest.raises(ArgumentError, match="got LlamaForCausalLM with none; its own tp_plan shards it"):
+    with pytest.raises(ArgumentError, match="got LlamaForCausalLM without one; shard it by its own tp_plan"):
         hw.parallel.shard_heads(model, line())
     mask = torch.ones_like(IDS)
     mask[1, :5] = 0
@@ -645,7 +647,7 @@ def refusals() -> None:
     mesh, ranks = line(), dist.get_world_size()
     sharded = hw.parallel.shard_heads(made(), mesh)
     for model, error, message in (
-        (nn.Linear(2, 2), ArgumentError, "to shard: got Linear with none; use"),
+        (nn.Linear(2, 2), ArgumentError, "got Linear without one; use"),
         (3, ArgumentError, "model must be a torch.nn.Module: got .*3"),
         (made(num_heads=3, head_dim=5), ShapeError, f"the model itself has 3 for {ranks} ranks; .*1, 3"),
         (made(num_heads=12, num_kv_heads=3), ShapeError, f"has 3 for {ranks} ranks; use a mesh of 1, 3"),
@@ -654,7 +656,7 @@ def refusals() -> None:
         (_with(q_proj=nn.Sequential(nn.Linear(E, E))), ArgumentError, "q_proj is a Sequential"),
         (_with(q_norm=nn.Identity(), qk_norm="rms"), ArgumentError, "q_norm is a Identity"),
         (_parametrised(), ArgumentError, "ParametrizedMultiHeadAttention"),
-        (_shared(), ArgumentError, "b.weight is one with a.q_proj.weight; give each a copy"),
+        (_shared(), ArgumentError, "b.weight is also a.q_proj.weight; give each module its own"),
         (sharded, ArgumentError, "the model itself is a ShardedAttention"),
         (parallelize_module(made(), mesh, {"q_proj": ColwiseParallel()}), ArgumentError,
          "the model itself.q_proj.weight is a DTensor"),
@@ -666,16 +668,18 @@ def refusals() -> None:
     nameless = dist.init_device_mesh("cpu", (1, ranks))
     with pytest.raises(ArgumentError, match=rf"an axis named 'tp', .* got \(1, {ranks}\) named None"):
         hw.parallel.shard_heads(made(), nameless)
-    with pytest.raises(ArgumentError, match=r"output_layout must be asked of one .* got Transformer"):
+    with pytest.raises(ArgumentError, match=r"output_layout must be for one .* alone: got Transformer"):
         hw.parallel.shard_heads(model_of(), mesh, output_layout=Shard(1))
     module, x = hw.parallel.shard_heads(made(), mesh), _numbers(B, T, E).detach()
     with pytest.raises(ShapeError, match=r"mask must broadcast .* all 4 heads: got \[2, 3, 7, 7\]"):
         module(x, mask=_bits(B, 3, T, T))
-    with pytest.raises(ShapeError, match=r"slopes must be those of all heads: \[3\] for 4 heads"):
+    with pytest.raises(ShapeError, match=r"slopes must hold a value for each head .*: got \[3\] for 4 heads"):
         module(x, bias=hw.scoring.alibi(3))
     with pytest.raises(ArgumentError, match=r"checkpoint must be None for a sharded model: got .*nowhere"):
         hw.models.fit(module, [x], _loss_of_first, steps=1, checkpoint="nowhere.pt")
-    with pytest.raises(ArgumentError, match=r"reset_parameters must be called before .* of 4 are here"):
+    with pytest.raises(
+        ArgumentError, match=r"reset_parameters must be called before .*: this rank has heads? .* of 4;"
+    ):
         module.reset_parameters()
     assert f"of 4; {4 // ranks} head" in repr(module)
     by_hand_is_refused(mesh)

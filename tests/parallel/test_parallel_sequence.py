@@ -536,7 +536,7 @@ def wrapped() -> list[str]:
         hw.parallel.sum_gradients(many, mesh)
         wrong.append("gradients are added up twice")
     except ArgumentError as problem:
-        if "lies over ranks [0, 1] already" not in str(problem):
+        if "is sharded over ranks [0, 1], which also" not in str(problem):
             wrong.append(str(problem))
     for optimiser in optimisers:
         optimiser.step()
@@ -570,14 +570,14 @@ def refusals() -> list[str]:
     q = normal(rank, B, H, 7, D)
     attend = hw.parallel.attention
     other = q[..., :5] if rank == 0 else q  # wrong on one rank: the others hear of it
-    words = "agree in head_dim: 5 and 8" if rank == 0 else f"refused on [0] of {ranks} ranks"
+    words = "agree in head_dim: 5 and 8" if rank == 0 else f"ranks [0] of {ranks} raised"
     refused(HeadwiseError, words, lambda: attend(other, q, q))
     more = torch.cat([q, q[:, :, :2]], 2) if rank == 1 else q
     refused(ShapeError, "rank 0 has 7 of 16, its share is 8", lambda: attend(more, more, more))
     wider = normal(0, B, H + 2 * rank, 7, D)
     refused(ShapeError, "ranks must agree in num_heads: ", lambda: attend(wider, wider, wider))
     short = q[:, :, :1]
-    refused(ShapeError, "2 tokens over 2 ranks in 4 chunks", lambda: attend(short, short, short))
+    refused(ShapeError, "2 tokens for 2 ranks with 4 chunks", lambda: attend(short, short, short))
     refused(ShapeError, "got 0 sequences", lambda: attend(q[:0], q[:0], q[:0]))
     refused(
         ShapeError,
@@ -589,13 +589,19 @@ def refusals() -> list[str]:
     refused(MaskError, "[2, 1, 7, 7]", lambda: attend(q, q, q, torch.ones(2, 1, 7, 7).bool()))
     refused(TypeError, "dropout", lambda: attend(q, q, q, dropout=0.1))
     two = torch.distributed.device_mesh.init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "sequence"))
-    refused(ArgumentError, "it has 2, ['data', 'sequence']", lambda: attend(q, q, q, mesh=two))
+    refused(
+        ArgumentError, "2 dimensions: got None for ['data', 'sequence']", lambda: attend(q, q, q, mesh=two)
+    )
     refused(ArgumentError, "got 'heads'", lambda: attend(q, q, q, mesh=two, axis="heads"))
     refused(ArgumentError, "torch.func", lambda: torch.func.grad(lambda x: attend(x, q, q)[0].sum())(q))
 
     _, weights = attend(q.requires_grad_(), q, q)
-    refused(ArgumentError, "entropy must be asked for without", lambda: weights.statistics("entropy"))
-    refused(ArgumentError, "dense must be asked for without", weights.dense)
+    refused(
+        ArgumentError,
+        "entropy must be computed without gradients over 2",
+        lambda: weights.statistics("entropy"),
+    )
+    refused(ArgumentError, "dense must be computed without gradients over 2", weights.dense)
     loose = weights.detach()
     refused(ArgumentError, "got 'entropie'", lambda: loose.statistics("entropie"))
     refused(ArgumentError, "got 'row'", lambda: loose.statistics(per="row"))
@@ -605,12 +611,14 @@ def refusals() -> list[str]:
     refused(ArgumentError, "got 15 of 14", lambda: loose.top(15))
     refused(MaskError, "got [1, 1, 3, 3]", lambda: loose.mass(torch.ones(3, 3).bool()))
     refused(
-        HeadwiseError, "got 0 of 14" if rank else "refused on [1]", lambda: loose.top(8 if rank == 0 else 0)
+        HeadwiseError,
+        "got 0 of 14" if rank else "ranks [1] of 2 raised",
+        lambda: loose.top(8 if rank == 0 else 0),
     )
     refused(MemoryError, "q and k of all 2 ranks", lambda: loose.whole(limit="1 KiB"))
     refused(MemoryError, "dense weights", lambda: loose.dense(limit="9 KiB"))
     refused(ArgumentError, "got 'cuda'", lambda: loose.to("cuda"))
-    refused(ArgumentError, "this is of 2", lambda: copy.copy(loose))
+    refused(ArgumentError, "got one over 2 ranks", lambda: copy.copy(loose))
     with torch.no_grad():
         q[0, 0, 0, 0] += 1
     refused(ArgumentError, "written to in place", loose.statistics)
@@ -625,13 +633,15 @@ def refusals() -> list[str]:
         lambda: model.generate(ids, max_new_tokens=2),
     )
     dropping = hw.parallel.shard_sequence(hw.MultiHeadAttention(24, 6, dropout=0.25))
-    refused(ArgumentError, "got 0.25 on weights", lambda: dropping(normal(rank, B, 7, 24)))
+    refused(ArgumentError, "over ranks: got 0.25", lambda: dropping(normal(rank, B, 7, 24)))
     refused(ArgumentError, "with 2 ranks; measure it", lambda: _watched(model, ids, diversity=True))
     refused(ArgumentError, "with 2 ranks; measure it", lambda: _watched(model, ids, written=True))
     refused(ArgumentError, "over 2 ranks; use one process", lambda: _ablated(model, ids))
     limited = hw.parallel.shard_sequence(transformer(positions="learned", max_length=13))
     refused(ShapeError, "14 over all ranks > 13", lambda: limited(ids))
-    refused(ArgumentError, "Linear has none", lambda: hw.parallel.shard_sequence(torch.nn.Linear(2, 2)))
+    refused(
+        ArgumentError, "got Linear without one", lambda: hw.parallel.shard_sequence(torch.nn.Linear(2, 2))
+    )
     loaded = torch.load(_saved(model), weights_only=False)
     loaded(ids)  # in one process: no rank is asked
     if any(module._sharding is not None for module in loaded.modules() if hasattr(module, "_sharding")):
@@ -693,11 +703,17 @@ def tokens_laid_out_otherwise() -> list[str]:
     x, q = normal(1, B, 64, 24), normal(2, B, H, 64, D)
     model = transformer(rope=Rope())
     hw.parallel.shard_sequence(model, order="zigzag")
-    expect("moved", 'only ever asked for "in order"', lambda: model(split(ids, order="in order").clone()))
+    expect(
+        "moved", 'split was only called with "in order"', lambda: model(split(ids, order="in order").clone())
+    )
     other = 'the model is sharded "zigzag", and [2, 32] is "in order"'
     expect("in another order", other, lambda: model(split(ids, order="in order")))
     expect("split", None, lambda: model(split(ids)))
-    expect("not split", 'the model is sharded "zigzag", and [2, 64] is not split', lambda: model(ids))
+    expect(
+        "not split",
+        'the model is sharded "zigzag", and [2, 64] is the same on all 2 ranks',
+        lambda: model(ids),
+    )
     expect("moved", None, lambda: model(split(ids).clone()))
     expect("one rank's alone", None, lambda: model(ids[:, 32 * rank : 32 * rank + 32]))
     expect("the same everywhere, and split", None, lambda: model(split(torch.zeros_like(ids))))
@@ -707,18 +723,22 @@ def tokens_laid_out_otherwise() -> list[str]:
     expect("sharded anew", 'sharded "in order", and [2, 32] is "zigzag"', lambda: model(split(ids)))
 
     mha = hw.parallel.shard_sequence(hw.MultiHeadAttention(24, 6, dtype=torch.float64))
-    expect("keys that are not split", "[2, 64, 24] is not split", lambda: mha(split(x), x, x))
+    expect("keys that are not split", "[2, 64, 24] is the same on all 2 ranks", lambda: mha(split(x), x, x))
     expect("along channels", "along dim 1: they were split along dim 2", lambda: mha(split(x, dim=2)))
     expect("queries and keys", None, lambda: mha(split(x), key=split(x), value=split(x)))
     own, all_real = hw.parallel.shard_sequence(InAnother()), torch.ones(B, 64, dtype=torch.bool)
     expect("a model of one's own", None, lambda: own(all_real, split(x).clone()))
-    expect("a model of one's own, not split", "not split", lambda: own(torch.ones(B, 128) > 0, x))
+    expect(
+        "a model of one's own, not split",
+        "is the same on all 2 ranks",
+        lambda: own(torch.ones(B, 128) > 0, x),
+    )
 
     attend = hw.parallel.attention
     expect(
         "heads instead of tokens", "along dim 2: they were split along dim 1", lambda: attend(*[split(q)] * 3)
     )
-    expect("one call", "[2, 6, 64, 8] is not split", lambda: attend(q, q, q))
+    expect("one call", "[2, 6, 64, 8] is the same on all 2 ranks", lambda: attend(q, q, q))
     late = split(q, dim=2, order="in order")
     expect("one call, in another order", 'and [2, 6, 32, 8] is "in order"', lambda: attend(*[late] * 3))
     expect("one call", None, lambda: attend(*[split(q, dim=2)] * 3))
@@ -732,5 +752,5 @@ def test_tokens_that_are_not_split_as_the_model_is_are_refused() -> None:
 
 def test_without_processes_there_is_nothing_to_lie_over() -> None:
     x = torch.randn(2, 8, 3)
-    with pytest.raises(ArgumentError, match=r"torch\.distributed was not initialised"):
+    with pytest.raises(ArgumentError, match=r"torch\.distributed is not initialised"):
         hw.parallel.split(x)

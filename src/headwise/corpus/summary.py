@@ -11,8 +11,8 @@
 
 A head is stable if it has the same label, or none, in nine of ten documents and its dependence is below 0.15;
 it depends on the text if that is 0.2 or more. Both thresholds are headwise's; for fewer than ten documents
-there is no verdict. A document without a number, as one of two tokens has no repeated word, does not count in
-it; `documents` is the number of those that do. Of documents with the same text only the first is listed.
+there is no verdict. A document that lacks a number (one of two tokens has no repeated word) does not count in
+its mean; `documents` is the number of those that count. Of equal texts only the first is listed.
 
 Letters: N documents, K heads, S statistics.
 """

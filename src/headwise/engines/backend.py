@@ -1,4 +1,4 @@
-"""The interface of backends: the call they get, what they are asked, and what they return.
+"""The interface of backends: the call they get, their methods, and what these return.
 
 A new backend is a subclass of `Backend` in a file of its own and an entry in the table, `backends.BACKENDS`.
 Callers do not check its class: what is special about a backend is a field here, whose default changes
@@ -34,7 +34,7 @@ Gradients = tuple[ScoreGradients, Tensor, Tensor | None]  # of q, k and what is 
 # before each reuse.
 Holds = bool | Callable[[], bool]
 
-NO_BIAS_GRADIENT = "it gives no gradient to bias, slopes or relative"
+NO_BIAS_GRADIENT = "it computes no gradient of bias, slopes or relative"
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,9 +44,9 @@ class Call:
     scores: Scores
     v: Tensor
     dropout: float = 0.0
-    plain_because: str | None = None  # why only torch's own differentiable operations will do
+    plain_because: str | None = None  # why only torch's own differentiable operations can run it
     bias_gradient: bool = False  # a gradient of bias, slopes or relative is wanted
-    collect: tuple[str, ...] = ()  # row statistics that will be asked for
+    collect: tuple[str, ...] = ()  # row statistics that will be read
     anchor: Anchor | None = None  # in backward over a part of the keys: the full rows' lse
 
     @property
@@ -55,7 +55,7 @@ class Call:
         if self.plain_because:
             return self.plain_because
         if self.dropout:
-            return f"dropout {self.dropout:g} falls on the weights, which it never has"
+            return f"dropout {self.dropout:g} needs the matrix of weights, which it never computes"
         return None
 
     @property
@@ -174,7 +174,7 @@ ON_THE_WAY = ("entropy", "effective_keys", "confidence", "distance", "max_logit"
 
 
 class _Collecting(threading.local):
-    names: tuple[str, ...] = ()  # in every thread from the start: torch.compile guards whether it is there
+    names: tuple[str, ...] = ()  # in every thread from the start: torch.compile guards on its existence
 
 
 _collecting = _Collecting()

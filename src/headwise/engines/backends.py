@@ -26,7 +26,7 @@ LARGEST_FLOAT32_HEAD = 128  # channels of float32: more do not fit the registers
 
 
 class TritonBackend(Backend):
-    """Base of both: they run on a GPU (in tests in Triton's interpreter) and go by sizes and rules."""
+    """Base of both: they run on a GPU (in tests in Triton's interpreter); sizes and rules decide."""
 
     devices = ("cuda",)
 
@@ -53,7 +53,7 @@ class Decode(TritonBackend):
         if scoring.bias is not None:
             return "it takes no bias"
         if not mask.is_padded_band or min(mask.left or 0, mask.right or 0) < 0:
-            return "it takes no mask beyond padding and a band that holds the query"
+            return "it takes no mask except padding and a band that includes the query's own position"
         if v.shape[-1] > LARGEST_HEAD:
             return f"it takes value_dim up to {LARGEST_HEAD}, not {v.shape[-1]}"
         if scores.group > MOST_ROWS:
@@ -70,10 +70,10 @@ class Decode(TritonBackend):
         size = scores.k.nbytes + call.v.nbytes
         if size >= WORTH_IT:
             return None
-        return f"{size} bytes of keys and values are few, from {WORTH_IT} on it pays"
+        return f"it is faster only from {WORTH_IT} bytes of keys and values on, not with {size}"
 
     def runner(self, call: Call) -> Runner:
-        """Return the functions of its kernels, which have plans of their own."""
+        """Return the functions of its kernels, which store their own plans."""
         from .gpu.single_query import attend
 
         def backward(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
@@ -114,10 +114,10 @@ class OwnKernels(TritonBackend):
             return f"it takes float32 with head_dim and value_dim up to {LARGEST_FLOAT32_HEAD}, not {widest}"
         if call.bias_gradient:
             if scoring.relative is not None:
-                return "with gradients of what is added it takes no relative bias"
+                return "it takes no relative bias if a gradient of a bias is needed"
             if scoring.bias is not None and scoring.bias.shape[2:] != scores.shape[2:]:
                 shape = list(scoring.bias.shape)
-                return f"with gradients of what is added it takes no bias {shape} that queries or keys share"
+                return f"it computes no gradient of a bias {shape} that queries or keys share"
         # in a graph the device is unknown: it is checked when the graph runs
         return None if torch.compiler.is_compiling() else cannot(scores)
 
@@ -129,10 +129,10 @@ class OwnKernels(TritonBackend):
         if scores.q.dtype not in HALF:
             if call.bias_gradient or not in_one_call(scores):
                 return None
-            return "torch's efficient kernel takes float32 as it is, and ours has to be compiled for long"
+            return "torch's efficient kernel takes this float32 call, and compiling ours takes longer"
         if not in_one_call(scores) or adds(scores) or scoring.sinks is not None:
             return None
-        return "torch's kernels are faster where no rule is more than causal"
+        return "torch's kernels are faster without a mask and with a causal one"
 
     def runner(self, call: Call) -> Runner:
         """Return the launches of such calls, with all their arguments but tensors."""

@@ -58,7 +58,7 @@ def call_of(scores: Scores, v: Tensor, dropout: float = 0.0, collect: tuple[str,
 
 
 def bias_gradient(scores: Scores) -> bool:
-    """Return True if a gradient of bias, slopes or relative is wanted, which fused kernels do not give."""
+    """Return True if a gradient of bias, slopes or relative is needed, which fused kernels do not compute."""
     scoring = scores.scoring
     added = scoring.bias, scoring.slopes, scoring.relative
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in added)
@@ -68,12 +68,12 @@ def _plain_because(scores: Scores, v: Tensor) -> str | None:
     if is_traced():
         return TRACED
     if torch._C._are_functorch_transforms_active():
-        return "a function transform (torch.func) is active, which only plain operations pass"
+        return "a function transform (torch.func) is active, which only plain operations support"
     if torch.autograd.forward_ad._current_level >= 0:
         tensors = (scores.q, scores.k, v, *scores.scoring.tensors.values())
         unpack = torch.autograd.forward_ad.unpack_dual
         if any(unpack(tensor).tangent is not None for tensor in tensors):
-            return "a forward-mode derivative is wanted, which only plain operations give"
+            return "a forward-mode derivative is needed, which only plain operations compute"
     return None
 
 
@@ -206,9 +206,9 @@ def plan_key(
     """Return the key of a call; None if no plan can be made for it.
 
     Args:
-        scale: None for the usual one.
+        scale: None for the default.
         rules: the part of the key for tensors beside q, k and v; see `tensor_key`.
-        learning: one of them wants a gradient.
+        learning: whether one of these tensors needs a gradient.
     """
     if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor:
         return None

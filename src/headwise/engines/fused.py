@@ -185,7 +185,7 @@ class Fused(Backend):
         self.counts_on = tuple(kernel.device for kernel in kernels if kernel.churn is not None)
 
     def cannot(self, call: Call) -> str | None:
-        """Return what its kernel cannot take, in full or in parts; or why user or device exclude it."""
+        """Return why its kernel cannot run the call, in parts either, or is excluded by user or device."""
         kernel, scores, scoring = self.kernels[call.v.device.type], call.scores, call.scores.scoring
         q = scores.q
         if q.dtype not in kernel.dtypes:
@@ -205,12 +205,12 @@ class Fused(Backend):
         if not kernel.takes_added and (
             adds(scores) or min(scores.mask.left or 0, scores.mask.right or 0) < 0
         ):
-            return "it takes no mask beyond a band, and no bias"
+            return "it takes no mask except a band, and no bias"
         by_distance = scoring.slopes is not None or scoring.relative is not None
         if by_distance and kernel.added_dtype(q.dtype) in HALF:
-            return f"it would round what goes by distance to {str(q.dtype).removeprefix('torch.')}"
+            return f"it would round biases by distance to {str(q.dtype).removeprefix('torch.')}"
         if not kernel.takes_parts and not in_one_call(scores):
-            return "it cannot take this call whole, and would plan each part anew"
+            return "it cannot run this call in one part, and would make a new plan for each part"
         # torch.compile cannot trace switches
         if kernel.switch is not None and not torch.compiler.is_compiling() and not kernel.switch():
             return "it is switched off in torch.backends.cuda"
@@ -218,9 +218,9 @@ class Fused(Backend):
         if least is not None and torch.cuda.get_device_capability(call.v.device) < least:
             return f"it needs compute capability {least[0]}.{least[1]} or later"
         if not kernel.deterministic and torch.are_deterministic_algorithms_enabled():
-            return "deterministic algorithms were asked for, and it promises none"
+            return "deterministic algorithms are switched on, and it is not deterministic"
         if not kernel.takes_one_key and scores.k.shape[2] == 1:
-            return "it does not take a single key"
+            return "it takes at least 2 keys, not 1"
         return None
 
     def reluctance(self, call: Call) -> str | None:
@@ -409,7 +409,9 @@ def _merge(kernel: Kernel, scores: Scores, parts: list[Part], q: Tensor, k: Tens
         if rows == done:  # the same queries over more keys
             old, old_lse = out[:, :, rows], lse[:, :, rows]
             both = torch.logaddexp(old_lse, new_lse)
-            ahead = torch.where(torch.isneginf(both), 0.0, old_lse - new_lse)  # whatever of rows without keys
+            ahead = torch.where(
+                torch.isneginf(both), 0.0, old_lse - new_lse
+            )  # any value will do for rows without keys
             mine, theirs = ahead.sigmoid()[..., None], (-ahead).sigmoid()[..., None]
             new, new_lse = (old * mine + new * theirs).to(q.dtype), both
         out[:, :, rows], lse[:, :, rows] = new, new_lse
@@ -418,7 +420,7 @@ def _merge(kernel: Kernel, scores: Scores, parts: list[Part], q: Tensor, k: Tens
 
 
 def _empty_rows(scores: Scores, part: Part, added: Tensor | None, lse: Tensor) -> Tensor | None:
-    """Return which rows of a part see nothing in it, bool [B or 1, H or 1, t]; None where none can."""
+    """Return which rows of a part see no key in it, bool [B or 1, H or 1, t]; None if every row sees one."""
     if added is None:
         return None
     mask, columns = scores.mask, part.columns
@@ -426,7 +428,7 @@ def _empty_rows(scores: Scores, part: Part, added: Tensor | None, lse: Tensor) -
         return None  # the kernel's values for an empty row do not occur
     if mask.is_padded_band and scores.scoring.bias is None and scores.scoring.relative is None:
         return ~mask.sees_any(scores.at(part.rows), columns.start, columns.stop)[:, None]
-    if part.band == FULL:  # then everything hidden is in what was added
+    if part.band == FULL:  # then `added` shows every hidden key
         return (added <= HIDDEN).all(-1)  # [B or 1, H or 1, t or 1]; a NaN hides nothing
     empty = []
     for rows in blocks(part.rows.start, part.rows.stop, 1024):

@@ -63,7 +63,7 @@ class ShapeChurn:
         >>> churn.reason(5) is None  # planned already
         True
         >>> print(churn.reason(8))
-        3 of the last 5 calls had a shape not seen before, and it plans each one anew
+        3 of the last 5 calls had a new shape, and it needs a plan for each
     """
 
     def __init__(self, window: int = 64, most: int = 16, remembered: int = 4096, patience: int = 128) -> None:
@@ -96,10 +96,7 @@ class ShapeChurn:
         fresh = sum(self._fresh)
         if shape in self._planned or fresh < self.most:
             return None
-        return (
-            f"{fresh} of the last {len(self._fresh)} calls had a shape not seen before, "
-            "and it plans each one anew"
-        )
+        return f"{fresh} of the last {len(self._fresh)} calls had a new shape, and it needs a plan for each"
 
     def note_one_query(self, shape: Hashable) -> None:
         """Record a call of one query with this shape."""
@@ -109,14 +106,14 @@ class ShapeChurn:
     def too_early(self, shape: Hashable) -> str | None:
         """Return why a call of one query should wait; None if its shape was so frequent that a plan pays.
 
-        While a model generates there is one key more in every step, and one call per layer with each.
+        In generation the number of keys grows by one in each step, which has one call per layer.
         """
         times = self._in_a_row if shape == self._last else 0
         if times >= self.patience:
             return None
         return (
-            f"one query's keys grow from step to step, and it plans each shape anew: {times} calls in a row "
-            f"had this one, from {self.patience} on a plan pays"
+            f"it needs a plan for each number of keys of one query: {times} calls in a row had this number, "
+            f"and a plan pays from {self.patience} on"
         )
 
 

@@ -106,9 +106,9 @@ def _by_product(scores: Scores, lse: Tensor, b: int, h: int, i: int, keys: slice
 def statistics(scores: Scores, names: tuple[str, ...], reach: int) -> dict[str, Tensor] | None:
     """Return row statistics of one query that sees every key, [B, H] each; None if a check fails.
 
-    For a step of generation on a GPU: no two steps have the same sizes, so that no launch is planned, and to
-    prepare four kernels takes six times as long as to compute a row and its sums. In half precision alone,
-    whose products are exact in what a GPU makes of float32.
+    For a step of generation on a GPU: each step has other sizes, so no launch is planned, and preparing four
+    kernels takes six times as long as computing a row and its sums. Only for half precision, whose products
+    a GPU computes exactly in float32.
     """
     q, k, mask, scoring = scores.q, scores.k, scores.mask, scores.scoring
     (B, H, T, D), (_, Hk, S, _) = q.shape, k.shape

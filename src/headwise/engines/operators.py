@@ -206,7 +206,7 @@ def _columns(picked: Picked, run: Run) -> Index | None:
 def _weights(scores: Scores, lse: Tensor | None, picked: Picked, run: Run, mean: bool) -> Tensor:
     q, shape = scores.q, _weights_shape(scores, picked, run, mean)
     size = torch.Size(shape).numel() * q.element_size()
-    budget.check(size, q.device, f"dense weights {list(shape)}", "look at a part of them")
+    budget.check(size, q.device, f"dense weights {list(shape)}", "read a part of them")
     return weights.dense(scores, lse, _columns(picked, run), mean).contiguous()
 
 

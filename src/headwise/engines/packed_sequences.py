@@ -61,12 +61,12 @@ class Runs:
 
         Raises:
             ShapeError: not one id per token.
-            MaskError: an id that comes back after another.
+            MaskError: a document that is not contiguous.
         """
         if ids.shape[1] != length or ids.shape[0] not in (1, batch):
             raise ShapeError(
                 f"documents must have one id per token, [T] or [B, T]: got {list(ids.shape)} for "
-                f"{[batch, length]}; padding is a document, too"
+                f"{[batch, length]}; give padding an id, too"
             )
         new = torch.ones_like(ids, dtype=torch.bool)
         new[:, 1:] = ids[:, 1:] != ids[:, :-1]
@@ -90,7 +90,7 @@ class Runs:
     def places(self, like: Tensor, keep: bool) -> Places:
         """Return the index tensors on the device of `like`; keep: cached for the next layer.
 
-        What is cached belongs to one stream: on another the copy may not have finished.
+        Cached tensors belong to one stream: on another the copy may not have finished.
         """
         stream = 0
         if like.is_cuda:
@@ -122,7 +122,7 @@ class Runs:
         return self.unpack(packed.transpose(1, 2).flatten(2), places).unflatten(-1, (H, -1)).transpose(1, 2)
 
     def unpack_lse(self, lse: Tensor, places: Places, scores: Scores) -> Tensor | None:
-        """Return [B, H, T] of [1, H, N], with the lse of zero queries at padding; None if that takes work.
+        """Return [B, H, T] of [1, H, N], with the lse of zero queries at padding; None if there are biases.
 
         scores: of the padded batch.
         """
@@ -150,11 +150,11 @@ def _scattered(ids: Tensor, new: Tensor) -> MaskError:
             name = int(ids[b, at])
             if name in ids_before:
                 return MaskError(
-                    f"documents must each be in one piece: id {name} comes back at token {at} of sequence "
-                    f"{b}; number the pieces apart, or let them see each other by mask=Mask.documents(ids)"
+                    f"documents must be contiguous: id {name} occurs again at token {at} of sequence {b}; "
+                    "give each part its own id, or let parts attend to each other by mask=Mask.documents(ids)"
                 )
             ids_before.add(name)
-    raise AssertionError("no id comes back")
+    raise AssertionError("every document is contiguous")
 
 
 def _places(starts: tuple[int, ...], counts: tuple[int, ...], device: torch.device, stream: int) -> Places:
@@ -187,7 +187,7 @@ def has_kernel(x: Tensor) -> bool:
 def why_not(scores: Scores, v: Tensor, dropout: float) -> str | None:
     """Return why it cannot take packed q [1, H, N, D] and k, each run separately; None if it can."""
     if scores.scoring.sinks is not None:
-        return "it knows no sinks"
+        return "it takes no sinks"
     return backends.backend_named("flash").why_not(call_of(scores, v, dropout))
 
 
@@ -347,23 +347,23 @@ def by_document(scores: Scores, lse: Tensor | None) -> tuple[Scores, Tensor | No
     """Return scores and lse with a sequence for each document, padded to the longest.
 
     Raises:
-        MaskError: no documents; other rules beside them than positions; an id that comes back after another.
+        MaskError: no documents; rules other than documents and positions; a document that is not contiguous.
     """
     (B, _, T, S), mask = scores.shape, scores.mask
     ids, query_ids = (None if x is None else x.cpu() for x in (mask.key_ids, mask.query_ids))
     itself = ids is not None and T == S and scores.positions is None and ids.shape[-1] == 1
     if ids is None or not itself or (query_ids is not None and not torch.equal(ids, query_ids)):
         raise MaskError(
-            f"by_document must have a map of documents, whole, and of self-attention: got {mask!r}; "
-            "it is for mha(x, documents=ids)"
+            f"by_document must be called on a full self-attention map with documents: got {mask!r}; "
+            "make it with mha(x, documents=ids)"
         )
     band = Mask(left=mask.left, right=mask.right)
     others = [name for name in mask.held if name not in ("left", "right", "key_ids", "query_ids")]
     others += [] if scores.scoring.bias is None else ["bias"]
     if others:
         raise MaskError(
-            f"by_document must have no rule but positions beside documents: got {', '.join(others)}; "
-            "select the sequence and look at it whole"
+            f"by_document must be called on a map of only documents and positions: got {', '.join(others)}; "
+            "read the map of the sequence instead"
         )
     packed = Runs.of_documents(ids[..., 0], B, T)
     runs = Runs.of_lengths(packed.counts, max(packed.counts))

@@ -174,7 +174,7 @@ def weights_of(scores: Scores) -> tuple[Tensor, Tensor]:
         3 * B * H * T * S * scores.dtype.itemsize,  # scores, weights, and one for backward
         scores.device,
         f"plain attention over [B, H, T, S] = {[B, H, T, S]}",
-        "drop what needs the whole matrix (dropout, forward-mode or second derivatives)",
+        "leave out what needs the full matrix (dropout, forward-mode or second derivatives)",
     )
     scoring, Hk = scores.scoring, scores.k.shape[1]
     q = scores.q.to(scores.dtype).reshape(B, Hk, -1, scores.q.shape[-1])  # [B, Hk, G * T, D]
@@ -199,7 +199,7 @@ def weights_of(scores: Scores) -> tuple[Tensor, Tensor]:
 
 
 def transforms_are_active() -> bool:
-    """Return True if torch.func, forward mode or a tracer is at work, which only plain operations pass."""
+    """Return True if torch.func, forward mode or a tracer is active: only plain operations support them."""
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active() or is_traced()
 
 

@@ -82,7 +82,7 @@ def measure(
     check_names(names)
     if from_weights and "max_logit" in names:
         raise ArgumentError(
-            "max_logit must come from scores: this map was made from weights; build it from q and k"
+            "max_logit must be measured on scores: this map was made from weights; use AttentionMap(q, k)"
         )
     if reach < 0:
         raise ArgumentError(f"reach must not be negative: got {reach}; 0 is the query's own position")

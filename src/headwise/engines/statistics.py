@@ -331,7 +331,7 @@ class Statistics(Mapping[str, Tensor]):
         if not name.startswith("_") and name in self._values:
             return self._values[name]
         if name in STATISTICS:
-            raise AttributeError(f"{name} was not measured; ask for it: statistics({name!r})")
+            raise AttributeError(f"{name} was not measured; call statistics({name!r})")
         raise AttributeError(f"no statistic {name!r}; {nearest(name, STATISTICS)}")
 
     def __dir__(self) -> list[str]:

@@ -281,12 +281,12 @@ def _check(scores: Scores, rows: slice, lse: Tensor, off: Tensor) -> None:
     raise ArgumentError(
         "q, k, mask and bias must not change while their map is in use: the weights of a query now sum to "
         f"{float(off[b, h, i].exp()):.6g}, not 1 (sequence {b}, head {h}, query {rows.start + i} of those "
-        "looked at); pass q.clone() and k.clone(), or read the map before writing"
+        "read); pass q.clone() and k.clone(), or read the map before writing"
     )
 
 
 def _bound(scores: Scores, rows: slice, lse: Tensor) -> Tensor:
-    """Return a bound on rounding, [B, H, t]: of the products, of what is added to them, and of lse."""
+    """Return a bound on rounding, [B, H, t]: of the products, of biases, and of lse."""
     half = scores.input_dtype in (torch.float16, torch.bfloat16)
     unit = torch.finfo(torch.float64 if lse.dtype == torch.float64 else torch.float32).eps
     q, k = scores.q[:, :, rows].to(lse.dtype), scores.k.to(lse.dtype)

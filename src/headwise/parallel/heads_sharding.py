@@ -105,8 +105,8 @@ def shard_heads(
     modules = _shardable_modules(model)
     if output_layout is not None and not isinstance(model, MultiHeadAttention | FeedForward):
         raise ArgumentError(
-            f"output_layout must be asked of one attention or feed-forward: got {type(model).__name__}; "
-            "shard its layers one by one, and let what is between them take DTensors"
+            f"output_layout must be for one attention or feed-forward alone: got {type(model).__name__}; "
+            "shard its layers one by one; the modules between them then get DTensors"
         )
     _check_shared(model, modules)
     for path, module in modules.items():
@@ -145,8 +145,8 @@ def _axis_of(mesh: object, axis: str) -> DeviceMesh:
     names = mesh.mesh_dim_names or ()
     if axis not in names:
         raise ArgumentError(
-            f"mesh must have an axis named {axis!r}, or be of one axis: got {tuple(mesh.shape)} named "
-            f"{names or None}; name it with mesh_dim_names=, or say which one with axis="
+            f"mesh must have an axis named {axis!r}, or only one axis: got {tuple(mesh.shape)} named "
+            f"{names or None}; pass the name of an axis as axis=, or names to the mesh as mesh_dim_names="
         )
     return mesh[axis]
 
@@ -161,10 +161,10 @@ def _shardable_modules(model: nn.Module) -> dict[str, nn.Module]:
     if not attends and not isinstance(model, FeedForward):
         advice = "use headwise.MultiHeadAttention in it"
         if any(kind.__module__.startswith("transformers.") for kind in type(model).__mro__):
-            advice = "its own tp_plan shards it, and headwise hears all of its heads then"
+            advice = "shard it by its own tp_plan; headwise.watch then measures all of its heads"
         raise ArgumentError(
-            "model must have attention of headwise or torch.nn.MultiheadAttention to shard: got "
-            f"{type(model).__name__} with none; {advice}"
+            "model must contain headwise.MultiHeadAttention or torch.nn.MultiheadAttention: got "
+            f"{type(model).__name__} without one; {advice}"
         )
     return modules
 
@@ -183,12 +183,12 @@ def _check(path: str, module: nn.Module, ranks: int) -> None:
         if type(parameter) is not nn.Parameter:
             raise ArgumentError(
                 f"model must have plain parameters to be sharded: {name}.{parameter_name} is a "
-                f"{type(parameter).__name__}; shard heads first, and the rest (fully_shard) then"
+                f"{type(parameter).__name__}; call shard_heads first, then fully_shard and the like"
             )
     if type(module) not in (MultiHeadAttention, FeedForward, *TORCH_CLASSES):
         raise ArgumentError(
-            f"model must have attention as headwise or torch made it to be sharded: {name} is a "
-            f"{type(module).__module__}.{type(module).__qualname__}; shard first, wrap or parametrise then"
+            f"model must have layers of headwise's or torch's own classes to be sharded: {name} is a "
+            f"{type(module).__module__}.{type(module).__qualname__}; shard first, then wrap or parametrise"
         )
     if isinstance(module, FeedForward):
         _check_linears(name, module, CHANNELS)
@@ -203,18 +203,18 @@ def _check(path: str, module: nn.Module, ranks: int) -> None:
         appends = {"add_bias_kv": module.bias_k is not None, "add_zero_attn": module.add_zero_attn}
         for option in [option for option, is_used in appends.items() if is_used]:
             raise ArgumentError(
-                f"model must not append keys where heads are sharded: {name} has {option}=True; leave it out"
+                f"model must not append keys if heads are sharded: {name} has {option}=True; leave it out"
             )
         _check_linears(name, module, ("out_proj",))
     if heads % ranks:
         raise ShapeError(
-            f"num_heads must divide by ranks: {name} has {heads} for {ranks} ranks; use a mesh of "
-            f"{_divisors(heads)}"
+            f"num_heads must be a multiple of the number of ranks: {name} has {heads} for {ranks} ranks; use "
+            f"a mesh of {_divisors(heads)}"
         )
     if kv_heads % ranks and ranks % kv_heads:
         raise ShapeError(
-            f"num_kv_heads must divide by ranks, or ranks by them: {name} has {kv_heads} for {ranks} ranks; "
-            f"use a mesh of {_divisors(kv_heads)}"
+            f"num_kv_heads must be a multiple or a divisor of the number of ranks: {name} has {kv_heads} for "
+            f"{ranks} ranks; use a mesh of {_divisors(kv_heads)}"
         )
 
 
@@ -231,7 +231,7 @@ def _check_linears(name: str, module: nn.Module, layers: tuple[str, ...]) -> Non
             wrapped = " with a forward of its own" if "forward" in layer.__dict__ else ""
             raise ArgumentError(
                 f"projections must be nn.Linear to be sharded: {name}.{layer_name} is a "
-                f"{type(layer).__name__}{wrapped}; shard first, replace or wrap them then"
+                f"{type(layer).__name__}{wrapped}; shard first, then replace or wrap them"
             )
 
 
@@ -242,12 +242,12 @@ def _check_norms(name: str, module: MultiHeadAttention) -> None:
         if norm is not None and type(norm) not in (nn.RMSNorm, nn.LayerNorm):
             raise ArgumentError(
                 f"norms must be nn.RMSNorm or nn.LayerNorm to be sharded: {name}.{norm_name} is a "
-                f"{type(norm).__name__}; put it in its place after sharding"
+                f"{type(norm).__name__}; shard first, then replace the norm"
             )
 
 
 def _check_shared(model: nn.Module, modules: dict[str, nn.Module]) -> None:
-    """Raise if a parameter that will be sharded is also used elsewhere, for sharding would separate them."""
+    """Raise if a parameter to be sharded is also used elsewhere, since sharding would separate the two."""
     places: dict[Tensor, str] = {}
     sharded = {parameter for module in modules.values() for parameter in module.parameters()}
     for path, module in model.named_modules():
@@ -255,8 +255,8 @@ def _check_shared(model: nn.Module, modules: dict[str, nn.Module]) -> None:
             place = f"{path}.{name}" if path else name
             if parameter in places and parameter in sharded:
                 raise ArgumentError(
-                    f"model must not share parameters that are sharded: {place} is one with "
-                    f"{places[parameter]}; give each a copy first"
+                    f"model must not share parameters that are sharded: {place} is also {places[parameter]}; "
+                    "give each module its own copy first"
                 )
             places[parameter] = place
 
@@ -274,9 +274,9 @@ def _check_random_numbers(model: nn.Module, group: Group) -> None:
     torch.distributed.all_gather_object(digests, digest, group=group)
     if len(set(digests)) > 1:
         raise ArgumentError(
-            f"ranks must draw the same random numbers where a model has dropout: {len(set(digests))} "
-            f"different states on {group.size()} ranks; call torch.manual_seed with one seed on all of them "
-            "before, or set dropout to 0"
+            f"ranks must have the same random state if a model has dropout: found {len(set(digests))} "
+            f"states on {group.size()} ranks; call torch.manual_seed with the same seed on all ranks before, "
+            "or set dropout to 0"
         )
 
 
@@ -293,7 +293,7 @@ def _shard_attention(module: MultiHeadAttention, mesh: DeviceMesh, layout: Place
     """Shard the heads of headwise's attention, in place."""
     H, Hk, D, Dv, n = module.num_heads, module.num_kv_heads, module.head_dim, module.value_dim, mesh.size()
     heads = H // n
-    assert mesh.get_local_rank() == mesh.get_group().rank(), "parts are gathered in the order they lie in"
+    assert mesh.get_local_rank() == mesh.get_group().rank(), "parts are gathered in the order of ranks"
     first = mesh.get_local_rank() * heads
     local = LocalHeads(first, heads, H, max(1, Hk // n), Hk, mesh.get_group())
     shared = Hk % n != 0  # several ranks hold the same key head
@@ -379,7 +379,7 @@ def _check_optimizers(before: list[weakref.ref[nn.Parameter]], model: nn.Module)
     """Let every optimiser with a parameter that sharding replaced raise when it steps.
 
     Such a parameter gets no gradient any more, and the optimiser would skip it silently. torch has no list of
-    optimisers; they are candidate by the garbage collector, if a replaced parameter is still alive.
+    optimisers; the garbage collector has one, which is read if a replaced parameter is still alive.
     """
     current = {id(parameter) for parameter in model.parameters()}
     replaced = [ref for ref in before if (parameter := ref()) is not None and id(parameter) not in current]
@@ -393,9 +393,9 @@ def _check_optimizers(before: list[weakref.ref[nn.Parameter]], model: nn.Module)
         count, total = stale(optimizer)
         if count:
             raise ArgumentError(
-                f"optimizer must be made after shard_heads: {count} of the {total} parameters of this "
-                f"{type(optimizer).__name__} were replaced, and what took their place would not be trained; "
-                "make it anew with model.parameters()"
+                f"optimizer must be created after shard_heads: {count} of the {total} parameters of this "
+                f"{type(optimizer).__name__} were replaced, and the new ones would not be trained; create it "
+                "again with model.parameters()"
             )
 
     for candidate in gc.get_objects() if replaced else ():
@@ -467,14 +467,14 @@ class ShardedAttention(MultiHeadAttention):
         return super().remember(key, value, self.local_heads.mask(mask, len(key), 1))
 
     def reset_parameters(self) -> None:
-        """Raise an error: each rank would draw other numbers.
+        """Raise an error: each rank would draw different numbers.
 
         Raises:
             ArgumentError: always.
         """
         raise ArgumentError(
-            f"reset_parameters must be called before heads are sharded: {self.local_heads} are here; draw "
-            "weights in one process, and load them with torch.distributed.checkpoint.state_dict"
+            f"reset_parameters must be called before heads are sharded: this rank has {self.local_heads}; "
+            "draw weights in one process, and load them with torch.distributed.checkpoint.state_dict"
         )
 
     def extra_repr(self) -> str:
@@ -483,7 +483,7 @@ class ShardedAttention(MultiHeadAttention):
 
     def _received(self, inputs: Inputs) -> Inputs:
         """Return inputs as plain tensors, with mask and bias of this rank's heads."""
-        entered: dict[int, Any] = {}  # by id, for self-attention is recognised by identical tensors
+        entered: dict[int, Any] = {}  # by id: self-attention is recognised by identical tensors
         for x in inputs[:3]:
             if isinstance(x, Tensor) and id(x) not in entered:
                 entered[id(x)] = self._enter(x)
@@ -588,8 +588,8 @@ class ShardedTorchAttention(nn.Module):
         """As in torch: (output, weights or None)."""
         if is_causal and attn_mask is None:
             raise ArgumentError(
-                "is_causal must come with attn_mask, of which it is a hint: got is_causal=True alone; give "
-                "torch.nn.Transformer.generate_square_subsequent_mask(length)"
+                "is_causal must be given with attn_mask, since it is a hint: got is_causal=True alone; pass "
+                "attn_mask=torch.nn.Transformer.generate_square_subsequent_mask(length)"
             )
         is_unbatched, itself = query.ndim == 2, key is query and value is query
         inputs = [query] if itself else [query, key, value]

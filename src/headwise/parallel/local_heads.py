@@ -69,7 +69,7 @@ class LocalHeads:
         if isinstance(mask, Tensor):
             if mask.ndim not in (3, 4) or mask.shape[-3] == 1:
                 return mask
-            mask = mask_of_call(mask, batch, query_len)  # checked before it is cut, so that every rank raises
+            mask = mask_of_call(mask, batch, query_len)  # checked before the cut, so that every rank raises
         if not isinstance(mask, Mask) or mask.allowed is None or mask.allowed.shape[1] == 1:
             return mask
         allowed = self._cut(mask.allowed, "mask")
@@ -100,8 +100,8 @@ class LocalHeads:
         """Return this rank's part of values [H, ..]."""
         if not values.ndim or values.shape[0] != self.total:
             raise ShapeError(
-                f"{name} must be those of all heads: {list(values.shape)} for {self.total} heads; give "
-                f"{self.total}, of which {self} are cut out here"
+                f"{name} must hold a value for each head of all ranks: got {list(values.shape)} for "
+                f"{self.total} heads; this rank takes {self} from it"
             )
         return part_of_rank(values, 0, self.group)
 
@@ -111,8 +111,8 @@ class LocalHeads:
             return copy_to_ranks(x, self.group)
         if x.shape[-3] != self.total:
             raise ShapeError(
-                f"{name} must broadcast to [B, H, T, S] of all {self.total} heads: got {list(x.shape)}; of "
-                f"these {self} are cut out here"
+                f"{name} must broadcast to [B, H, T, S] of all {self.total} heads: got {list(x.shape)}; this "
+                f"rank takes {self} from it"
             )
         return part_of_rank(x, x.ndim - 3, self.group)
 

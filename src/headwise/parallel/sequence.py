@@ -102,14 +102,14 @@ class Layout:
         least = self.ranks * (2 if self.order == "zigzag" else 1)
         if self.length < least:
             raise ShapeError(
-                f"{name} must have a token for every chunk: {self.length} tokens over {self.ranks} ranks in "
-                f"{least} chunks; use fewer ranks"
+                f"{name} must have at least one token per chunk: {self.length} tokens for {self.ranks} ranks "
+                f"with {least} chunks; use fewer ranks"
             )
         for rank, size in sizes.items():
             if size != self.size(rank):
                 raise ShapeError(
-                    f"{name} must be the rank's own tokens: rank {rank} has {size} of {self.length}, its "
-                    f"share is {self.size(rank)}; cut them with headwise.parallel.split, in the same order"
+                    f"{name} must be the tokens of the rank: rank {rank} has {size} of {self.length}, its "
+                    f"share is {self.size(rank)}; split them with headwise.parallel.split in the same order"
                 )
 
 
@@ -171,18 +171,16 @@ def split_error(tokens: Tensor, ring: Ring, order: str, dim: int | None = None) 
     if mark is not None and dim not in (None, mark.dim):
         return ArgumentError(
             f"tokens must be split along dim {dim}: they were split along dim {mark.dim} into "
-            f"{list(tokens.shape)}; use split(.., dim={dim})"
+            f"{list(tokens.shape)}; use split(..., dim={dim})"
         )
     used = _orders_used.get(ring.group, {order}) if mark is None else {mark.order}
     if order in used:
         return None
     (other,) = used
-    reason = (
-        f'split was only ever asked for "{other}"' if mark is None else f'{list(tokens.shape)} is "{other}"'
-    )
+    reason = f'split was only called with "{other}"' if mark is None else f'{list(tokens.shape)} is "{other}"'
     return ArgumentError(
-        f'tokens must be split in the order of the model: the model is sharded "{order}", and {reason}; give '
-        "split and shard_sequence the same order"
+        f'tokens must be split in the order of the model: the model is sharded "{order}", and {reason}; pass '
+        "the same order to split and shard_sequence"
     )
 
 
@@ -211,8 +209,8 @@ def not_split(fingerprints: Sequence[float], tokens: Tensor, order: str) -> Argu
     if len(fingerprints) == 1 or not fingerprints[0] or len({*fingerprints}) > 1:
         return None
     return ArgumentError(
-        f'tokens must be split over ranks: the model is sharded "{order}", and {list(tokens.shape)} is not '
-        f"split, it is the same on all {len(fingerprints)} ranks; pass headwise.parallel.split(tokens, "
+        f'tokens must be split over ranks: the model is sharded "{order}", and {list(tokens.shape)} is the '
+        f"same on all {len(fingerprints)} ranks; pass headwise.parallel.split(tokens, "
         f'order="{order}")'
     )
 
@@ -327,7 +325,7 @@ class Ring:
         """Return the ring of a mesh, of one of its dimensions, of a group, or (None) of all ranks."""
         if not dist.is_available() or not dist.is_initialized():
             raise ArgumentError(
-                "mesh must be of running processes: torch.distributed was not initialised; run under "
+                "mesh must consist of running processes: torch.distributed is not initialised; run under "
                 "torchrun and call torch.distributed.init_process_group()"
             )
         if mesh is None:
@@ -343,11 +341,11 @@ class Ring:
         names = mesh.mesh_dim_names or ()
         if axis is None and mesh.ndim > 1:
             raise ArgumentError(
-                f"axis must name a dimension of the mesh: it has {mesh.ndim}, {list(names)}; e.g. "
+                f"axis must be given for a mesh of {mesh.ndim} dimensions: got None for {list(names)}; e.g. "
                 f"axis={names[-1] if names else 'its name'!r}"
             )
         if axis is not None and axis not in names:
-            raise ArgumentError(f"axis must be one of the mesh's: got {axis!r} of {list(names)}; name one")
+            raise ArgumentError(f"axis must be an axis of the mesh: got {axis!r}; choose from {list(names)}")
         return cls(mesh.get_group(axis))
 
     @property
@@ -372,7 +370,7 @@ class Ring:
     def blocks(self, *mine: Tensor, sizes: Sequence[int]) -> Iterator[tuple[int, list[Tensor]]]:
         """Yield (rank, its tensors) for every rank, this one first; the next block is received meanwhile.
 
-        The list is emptied before the next one is yielded: keep none of its tensors.
+        The list is emptied before the next one is yielded: do not store its tensors.
 
         Args:
             mine: [B, Hk, s, ..] each, of one dtype.
@@ -439,8 +437,8 @@ class Ring:
         refusing = [rank for rank, numbers in enumerate(by_rank) if numbers[0]]
         if refusing:
             raise HeadwiseError(
-                f"arguments must be valid on every rank: refused on {refusing} of {self.size} ranks; see the "
-                "error raised there"
+                f"arguments must be valid on every rank: ranks {refusing} of {self.size} raised; see the "
+                "error there"
             )
         return [numbers[1:] for numbers in by_rank]
 

@@ -32,9 +32,7 @@ from .sharded_map import agree_on_layouts, attend_shard
 
 Model = TypeVar("Model", bound=nn.Module)
 TOKENS = {MultiHeadAttention: ("query", "key", "value"), Transformer: ("ids", "target_ids")}  # of a call
-REASON = (
-    "attention sends messages between ranks, into which no compiler looks; compile without fullgraph=True"
-)
+REASON = "attention sends messages between ranks, which cannot be compiled; compile without fullgraph=True"
 
 
 def shard_sequence(
@@ -78,8 +76,8 @@ def shard_sequence(
     layers = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
     if not layers:
         raise ArgumentError(
-            f"model must hold headwise.MultiHeadAttention: {type(model).__name__} has none; headwise.adopt "
-            "puts torch's class to the letter in, which is not sharded"
+            f"model must contain headwise.MultiHeadAttention: got {type(model).__name__} without one; use it "
+            "instead of torch's class, which cannot be sharded by sequence, even after headwise.adopt"
         )
     sharding = SequenceSharding(Ring.of(mesh, axis), order, length)
     for module in model.modules():
@@ -95,7 +93,7 @@ def shard_sequence(
 class TokenCheck:
     """A forward pre-hook of the sharded model that checks how the tokens of each call were split.
 
-    Layers inside cannot check that: what they get was computed from the tokens and is not marked.
+    Layers inside cannot check that: their inputs were computed from the tokens and are not marked.
     """
 
     def __init__(self, sharding: SequenceSharding | None) -> None:
@@ -149,8 +147,8 @@ def sum_gradients(model: nn.Module, mesh: Mesh = None, axis: str | None = None) 
             shared = sorted({*ring.members} & {*parameter.device_mesh.mesh.flatten().tolist()})
             if len(shared) > 1:
                 raise ArgumentError(
-                    f"gradients must not be added up twice: {name} lies over ranks {shared} already, which "
-                    "share the sequence; leave sum_gradients out, and multiply the loss by how many they are"
+                    f"gradients must be summed only once: {name} is sharded over ranks {shared}, which also "
+                    "share the sequence; leave sum_gradients out, and multiply the loss by their number"
                 )
         if parameter.grad is None:  # used on other ranks only
             parameter.grad = torch.zeros_like(parameter)
@@ -260,17 +258,17 @@ class SequenceSharding:
 
 
 def _check_call(module: MultiHeadAttention, inputs: Inputs) -> None:
-    """Raise for arguments that do not work with a sequence over ranks."""
+    """Raise for arguments that are not supported with a sharded sequence."""
     cache, lengths, documents = inputs.cache, inputs.lengths, inputs.documents
     if cache is not None:
         raise ArgumentError(
-            f"cache must be left out where a sequence lies over ranks: got {type(cache).__name__}; generate "
-            "with a model in one process"
+            f"cache must be left out if a sequence is sharded over ranks: got {type(cache).__name__}; "
+            "generate with a model in one process"
         )
     if module.training and module.dropout:
         raise ArgumentError(
-            f"dropout must be 0 where a sequence lies over ranks: got {module.dropout:g} on weights that no "
-            "rank has whole; set it to 0, or call eval()"
+            f"dropout must be 0 if a sequence is sharded over ranks: got {module.dropout:g}; set it to 0, or "
+            "call eval()"
         )
     if lengths is not None or documents is not None:
         check_alone(inputs)

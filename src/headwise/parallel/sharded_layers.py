@@ -59,7 +59,7 @@ def local_part(parameter: Tensor) -> Tensor:
 
 
 class _SharedGroup:
-    """A process group in a module's dict; copies of the module share it, for a group cannot be copied."""
+    """A process group in a module's dict; copies of the module share it, since it cannot be copied."""
 
     def __init__(self, group: Group) -> None:
         self.group = group

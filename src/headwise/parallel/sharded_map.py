@@ -47,7 +47,7 @@ COMMON_SIZES = (
     "num_kv_heads",
     "head_dim",
     "value_dim",
-    "bytes a number",
+    "bytes per number",
 )  # the same on all ranks
 Checked = TypeVar("Checked")
 SHORT = 2048  # keys up to which a stored map is gathered, as `watch` stores maps of one process
@@ -128,7 +128,7 @@ class ShardedMap(AttentionMap):
 
     @property
     def counts_every_query(self) -> bool:
-        return False  # the shortcut would save nothing, for ranks communicate anyway
+        return False  # the shortcut would save nothing, since ranks communicate anyway
 
     def _versions_now(self) -> tuple[int, ...] | None:
         shard = self._shard
@@ -233,7 +233,7 @@ class ShardedMap(AttentionMap):
             numbers = B * T * H * shard.q.shape[3] + B * S * shard.k.shape[1] * shard.k.shape[3]
             budget.check(
                 numbers * shard.q.dtype.itemsize, self.device, f"q and k of all {shard.ring.size} ranks",
-                "look at statistics, pooled, top or mass, which need no more than a rank's own",
+                "use statistics, pooled, top or mass, which need only the q and k of each rank",
                 None if limit is None else budget.parse(limit),
             )  # fmt: skip
         except HeadwiseError as refused:
@@ -289,21 +289,21 @@ class ShardedMap(AttentionMap):
     def to(self, device: torch.device | str) -> NoReturn:
         """Raise `ArgumentError`: the map stays on the devices of its ranks."""
         raise ArgumentError(
-            f"device must be the rank's own: a map over {self._shard.ring.size} ranks is on {self.device}, "
+            f"device must not change for a map over {self._shard.ring.size} ranks: it is on {self.device}, "
             f"got {device!r}; use map.whole().to(device)"
         )
 
     def __reduce__(self) -> NoReturn:
         raise ArgumentError(
-            f"a map must be of one process to be saved: this is of {self._shard.ring.size}; save map.whole()"
+            f"map must be of one process to be saved: got one over {self._shard.ring.size} ranks; save "
+            "map.whole()"
         )
 
     def _check_no_gradient(self, operation: str) -> None:
         if self.requires_grad:
             raise ArgumentError(
-                f"{operation} must be asked for without gradients over {self._shard.ring.size} ranks: "
-                "none flows "
-                "through the map of a sharded sequence; use map.detach(), or torch.no_grad()"
+                f"{operation} must be computed without gradients over {self._shard.ring.size} ranks: q, k or "
+                "a bias requires a gradient; use map.detach(), or torch.no_grad()"
             )
 
 
@@ -382,7 +382,7 @@ def attend_shard(shard: Shard, v: Tensor) -> tuple[Tensor, ShardedMap]:
     reason = call_of(local_scores, v).plain_because
     if reason is not None:
         raise ArgumentError(
-            f"attention must run plainly over {shard.ring.size} ranks: {reason}; use one process"
+            f"attention must be an ordinary call over {shard.ring.size} ranks: {reason}; use one process"
         )
     output, lse = attend(shard, v)
     return output, ShardedMap(shard, lse)
@@ -421,8 +421,8 @@ def agree_on_layouts(
             for name, a, b in zip(COMMON_SIZES, mine, theirs, strict=True):
                 if a != b:
                     raise ShapeError(
-                        f"ranks must agree in {name}: {a} on rank {ring.rank}, {b} on rank {rank}; only the "
-                        "sequence lies over ranks"
+                        f"ranks must agree in {name}: {a} on rank {ring.rank}, {b} on rank {rank}; split "
+                        "only the sequence"
                     )
         for index, tensor in enumerate(tokens):
             same = not_split([numbers[index] for numbers in by_rank], tensor, order)

@@ -1,7 +1,7 @@
 """Our kernels on a GPU, in Triton: the first pass with every rule, the second over q, k and lse.
 
     launches.py         whether kernels can take a request; block sizes, launches
-    straight_launch.py  a compiled kernel launched without Triton's own way there, where that is known
+    straight_launch.py  a compiled kernel launched without Triton's dispatch, for known versions of Triton
     request.py          a request as the kernels see it: descriptors, rules, lists of tiles
     tile.py             what every kernel shares: loading, the product, the rules, which tiles a block sees
     lists.py            what is made ready before a walk: lists of tiles, lse as powers of two

@@ -55,8 +55,8 @@ from .tile import (
     tile_ranges,
 )
 
-# From here on lse, as a power of two, is too rough to make weights of: a query whose keys were all given a
-# bias of -1e9 has one of -1e9, be they one or a thousand. Its weights are divided by what they sum to.
+# From here on lse, as a power of two, is too inexact to compute weights from: with a bias of -1e9 on all keys
+# it is -1e9 for one key and for a thousand. Such weights are divided by their sum.
 ROUGH = tl.constexpr(4096.0)
 
 

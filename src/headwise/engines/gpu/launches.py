@@ -50,22 +50,22 @@ FARTHEST = 2**24  # whole numbers that float32 holds
 def cannot(scores: Tiled) -> str | None:
     """Return None if the kernels can take the request, else the reason."""
     if not isinstance(scores, Scores):
-        return "these weights were given, not computed: there is no q and k to go back to"
+        return "the map was made from weights, without q and k"
     q = scores.q
     if q.device.type != "cuda" and not interpreted():
         return f"it supports cuda only; the tensors are on {q.device.type}"
     if q.dtype not in DTYPES:
         return f"it takes bfloat16, float16 and float32, not {str(q.dtype).removeprefix('torch.')}"
     if not q.shape[0]:
-        return "there is nothing in this batch"
+        return "the batch is empty"
     if q.shape[-1] > LARGEST_HEAD:
         return f"it takes head_dim up to {LARGEST_HEAD}, not {q.shape[-1]}"
     if scores.scoring.slopes is not None and scores.shape[3] > FARTHEST:
-        return f"it counts distances up to {FARTHEST} exactly, and there are {scores.shape[3]} keys"
+        return f"it takes slopes with up to {FARTHEST} keys, not {scores.shape[3]}"
     if is_traced():
         return TRACED
     if torch._C._are_functorch_transforms_active():
-        return "a function transform (torch.func) is active, which only plain operations pass"
+        return "a function transform (torch.func) is active, which only plain operations support"
     return _missing(q.device.index) if q.device.type == "cuda" else None
 
 
@@ -83,7 +83,7 @@ def no_compiler() -> str | None:
     """Return why Triton cannot build launchers for its kernels; None if it can."""
     if os.environ.get("CC") or any(shutil.which(name) for name in ("cc", "gcc", "clang")):
         return None
-    return "triton needs a C compiler, and there is none: install gcc, or set CC"
+    return "triton needs a C compiler, and found none: install gcc, or set CC"
 
 
 # Block sizes
