@@ -173,7 +173,7 @@ Facts = dict[str, Any]
 
 def _stored(file: Path, made_by: str) -> Facts:
     if not file.is_file():
-        raise ArgumentError(f"results must be there: no {file.name}; make it with {made_by}")
+        raise ArgumentError(f"results must exist: got no {file.name}; make it with {made_by}")
     facts: Facts = json.loads(file.read_text("utf-8"))
     return facts
 
@@ -202,7 +202,7 @@ def card(
     for name, theirs in (("checkpoints", life.fingerprint), ("probes", probed["fingerprint"])):
         if theirs != mine:
             raise ArgumentError(
-                f"{name} must be of this model: measured with weights {theirs}, these are {mine}; run "
+                f"{name} must belong to this model: it has weights {mine}, not {theirs}; run "
                 f"python -m studies.{name} again"
             )
     sections = (
@@ -255,8 +255,8 @@ def data_section(training: Facts, sources: Sequence[Source]) -> str:
         )
         if size is None:
             raise ArgumentError(
-                f"training must be of today's sources: {source.name}, {source.content} is not in it; train "
-                "again, or take the sources as they were"
+                f"training must use the present sources: it lacks {source.name}, {source.content}; train "
+                "again, or restore the sources"
             )
         numbers = (f"{size['documents']:,}", f"{size['letters'] / 1e6:.1f}")
         named = f"{source.name} {source.version}"

@@ -51,7 +51,7 @@ class History:
         """Read history.json: "losses", "validation" by step, "tokens_per_step".
 
         Raises:
-            ArgumentError: no such file, or one of something else.
+            ArgumentError: the file does not exist or is not a history.
         """
         try:
             stored = json.loads(file.read_text("utf-8"))
@@ -59,7 +59,7 @@ class History:
             return cls([float(loss) for loss in stored["losses"]], validation, int(stored["tokens_per_step"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ArgumentError(
-                f"history must be that of a training: {str(file)!r}: {type(error).__name__}: {error}; "
+                f"history must be of a training: {str(file)!r}: {type(error).__name__}: {error}; "
                 "it needs losses, validation and tokens_per_step"
             ) from error
 
@@ -87,8 +87,8 @@ def checkpoints_in(folder: Path) -> dict[int, Path]:
     checkpoints = {int(match[1]): file for match, file in matches if match is not None}
     if not checkpoints:
         raise ArgumentError(
-            f"folder must hold checkpoints: no step_000100.safetensors or the like in {str(folder)!r}; "
-            "save some while a model is trained"
+            f"folder must contain checkpoints: no file such as step_000100.safetensors in {str(folder)!r}; "
+            "save checkpoints in training"
         )
     return dict(sorted(checkpoints.items()))
 
@@ -122,7 +122,7 @@ def scores_of(model: Transformer, tokenizer: Any, probe: Probe) -> dict[str, Ten
 
 
 def names_of(numbers: dict[str, Tensor]) -> tuple[tuple[str | None, ...], ...]:
-    """A label per head. Induction and copies are told by random tokens, where nothing else explains them."""
+    """Return a label per head. Induction and copies are measured on random tokens only."""
     return tuple(
         tuple(None if label.name == MIXED else label.name for label in row) for row in labels_of(numbers)
     )
@@ -157,7 +157,7 @@ def measured(
     for step in steps:
         if step not in history.validation:
             raise ArgumentError(
-                f"history must know every checkpoint: step {step} has no validation loss; train on to its end"
+                f"history must have a loss for every checkpoint: step {step} has none; finish the training"
             )
     model = Transformer(config).to(device).eval()
     random, *_ = probes_of(model, tokenizer, **(options or {}))

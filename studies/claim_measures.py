@@ -1,4 +1,4 @@
-"""What is measured for each claim of the course pages: a function per kind, each giving rows.
+"""Measurements of the claims of the course pages: a function per kind returns the rows of its claims.
 
 Letters: H heads of a layer, D channels of a head, E d_model.
 """
@@ -87,7 +87,7 @@ class Subject:
 
 
 def drawn_anew(model: nn.Module, seed: int) -> nn.Module:
-    """A model of the same shape with random weights; the process's own random numbers go on as before."""
+    """Return a model of the same shape with random weights; the state of the random generators is kept."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         new = Transformer(model.config) if isinstance(model, Transformer) else type(model)(model.config)  # type: ignore[call-arg]
@@ -129,7 +129,7 @@ def of_the_sentence(subject: Subject) -> Iterator[Claim]:
 
 
 def _by_offset(drawn: Drawn) -> str:
-    """Where an offset is what is claimed, doing no more than one is no fault."""
+    """Return the verdict of a claim about an offset, which may hold for a head that follows an offset."""
     return "holds" if drawn.hits == drawn.arrows and drawn.verdict != "not found" else drawn.verdict
 
 
@@ -300,7 +300,7 @@ def of_difference(subject: Subject) -> Iterator[Claim]:
 
 
 def _overlaps(model: nn.Module) -> Iterator[tuple[float, float]]:
-    """Return by layer how much of a head's query subspace lies in another's, and in a random one's."""
+    """Yield by layer how much of a head's query subspace lies in another's, and in a random one's."""
     ours = model if isinstance(model, Transformer) else hw.models.load(model)
     for attention in (module for module in ours.modules() if isinstance(module, hw.MultiHeadAttention)):
         rows = (

@@ -162,7 +162,7 @@ def more_heads(stored: Path) -> Claim:
 
 
 def _at_once(subject: Subject) -> Claim:
-    """Heads of a layer know nothing of each other: one is switched off, the others say the same."""
+    """Measure that heads of a layer are independent: one is ablated, the outputs of the others stay."""
     ids = subject.ids(SENTENCE)
     with torch.no_grad(), hw.collect(subject.model) as whole:
         subject.model(ids)

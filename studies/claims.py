@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(markdown([json.loads(file.read_text("utf-8")) for file in stored]))
         return 0
     if not options.model or len(options.model) > 2:
-        parser.error("say which model: --model minilm")
+        parser.error("--model is required: got none; try --model minilm")
     model, tokenizer, title = load(*options.model)
     roles = Roles.from_json(options.roles.read_text("utf-8")) if options.roles else None
     results = claims(model, tokenizer, title, roles=roles)

@@ -60,7 +60,7 @@ def fetch(source: Source, folder: Path = DATA / "archives") -> Path:
     digest = hashlib.sha256(place.read_bytes()).hexdigest()
     if digest != source.sha256:
         raise ValueError(
-            f"archive must be the one that was pinned: {source.archive} has sha256 {digest}, not "
+            f"archive must have the pinned sha256: {source.archive} has {digest}, not "
             f"{source.sha256}; delete it and try again, or pin the new one in studies/sources.py"
         )
     return place

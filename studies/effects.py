@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"### {file.stem.partition('_')[2]}\n\n{markdown(stored)}\n")
         return 0
     if not options.model or len(options.model) > 2:
-        parser.error("say which model: --model mini")
+        parser.error("--model is required: got none; try --model mini")
     model, tokenizer, _ = load(*options.model)
     roles = Roles.from_json(options.roles.read_text("utf-8")) if options.roles else hw.roles(model, tokenizer)
     chosen = {name: role.heads for name, role in roles.found.items()}

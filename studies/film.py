@@ -165,7 +165,7 @@ def with_transcript(page: str, film: Sequence[Scene]) -> str:
     before, mark, rest = page.partition(START)
     _, last, after = rest.partition(END)
     if not mark or not last:
-        raise ArgumentError(f"the page must have the lines {START} and {END}: they are gone; put them back")
+        raise ArgumentError(f"page must contain the lines {START} and {END}: one is missing; add both")
     return f"{before}{START}\n\n{transcript(film)}\n{END}{after}"
 
 
@@ -283,7 +283,7 @@ def write(film: Sequence[Scene], out: Path) -> list[Path]:
         PackageMissing: no ffmpeg.
     """
     if not out.is_dir():
-        raise ArgumentError(f"out must be a folder: there is no {str(out)!r}; make it first")
+        raise ArgumentError(f"out must be a folder: {str(out)!r} does not exist; create it")
     program = ffmpeg()
     quiet = [program, "-hide_banner", "-loglevel", "error", "-y"]
     written = []
@@ -331,7 +331,7 @@ def _filmed(command: Sequence[str], film: Sequence[Scene]) -> None:
         message = process.stderr.read().decode(errors="replace").strip()
     print(file=sys.stderr)
     if process.returncode:
-        raise ArgumentError(f"ffmpeg must take frames: {message}; try another ffmpeg")
+        raise ArgumentError(f"ffmpeg must accept frames: {message}; try another ffmpeg")
 
 
 def stills(film: Sequence[Scene], out: Path, times: Sequence[float] = (0.5, 0.97)) -> None:

@@ -50,7 +50,7 @@ class Example:
     output: Tensor  # [T, E]
 
     def of_head(self, name: str, head: int) -> Tensor:
-        """The columns of q, k or v that a head gets, [T, D]."""
+        """Return the columns of q, k or v of a head, [T, D]."""
         return heads_of(getattr(self, name))[head]
 
 
@@ -84,7 +84,7 @@ def _place(at: int) -> list[float]:
 
 
 def _weights() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """W_q, W_k, W_v, W_o, each [E, E]; rows 0 to 3 read what a word is, rows 4 to 7 where it stands."""
+    """Return W_q, W_k, W_v, W_o [E, E]; rows 0 to 3 are the content of a word, rows 4 to 7 its position."""
     w_q, w_k, w_v = torch.zeros(3, 8, 8, dtype=torch.float64)
     for number, turn in enumerate(TURNS):  # both hands one step back
         cos, sin = math.cos(2 * math.pi * turn), math.sin(2 * math.pi * turn)

@@ -119,7 +119,7 @@ def _on(colour: Colour) -> str:
 
 @lru_cache(4096)
 def _lettered(words: str, size: float, bold: bool) -> tuple[Dots, float, float]:
-    """Drawn words, uint8 [rows, columns]: how much of a dot they cover; width; the row of their base."""
+    """Return drawn words as coverage of pixels, uint8 [rows, columns], their width, and their baseline."""
     font = FontProperties(family="DejaVu Sans", size=size * 72 / DPI, weight="bold" if bold else "normal")
     measure = RendererAgg(1, 1, DPI)
     width, height, below = measure.get_text_width_height_descent(words, font, False)
@@ -134,7 +134,7 @@ def _lettered(words: str, size: float, bold: bool) -> tuple[Dots, float, float]:
 
 
 class Stage:
-    """One frame. Draw on it, then take its dots.
+    """A frame: draw on it, then read its pixels.
 
     Things go straight to matplotlib's renderer, and a word is drawn once for all frames: as artists on axes a
     frame takes several times as long.

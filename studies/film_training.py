@@ -215,7 +215,7 @@ def _panel(
     stage: Stage, number: int, words: str, lines: Sequence[tuple[Tensor, Tensor, str, float]], when: float,
     height: Callable[[float], float], ends: Sequence[str],
 ) -> None:  # fmt: skip
-    """Lines up to now: x from 0 to 1 and value of each point, colour, width; `ends`: numbers of the axis."""
+    """Draw lines (x from 0 to 1, values, colour, width) up to now; `ends` are the axis limits."""
     top, high = PANELS[number]
     now = float(_at(_logs(), when))
     stage.text(PANELS_LEFT, top - 14, words, 13, INK, at="left")

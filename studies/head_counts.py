@@ -59,7 +59,7 @@ NAME = "head_counts.json"
 
 
 def one_model(plan: Plan, heads: int, seed: int, tokens: corpus.Corpus, device: str) -> Report:
-    """Train one and measure it: numbers alone, as JSON takes them."""
+    """Train and measure a model, and return the numbers for JSON."""
     torch.manual_seed(seed)
     model = Transformer(plan.config(heads))  # drawn on the CPU: the same weights on any device
     report: Report = {
@@ -99,7 +99,7 @@ def one_model(plan: Plan, heads: int, seed: int, tokens: corpus.Corpus, device: 
 
 
 def _digest(model: Transformer) -> str:
-    """The same for the same weights."""
+    """Return a digest of the weights."""
     digest = hashlib.sha256()
     for weight in model.parameters():
         digest.update(weight.detach().float().cpu().numpy().tobytes())
@@ -107,7 +107,7 @@ def _digest(model: Transformer) -> str:
 
 
 def _stretches(losses: Sequence[float], count: int = 30) -> list[float]:
-    """The mean of each stretch of steps: a curve."""
+    """Return the mean over each stretch of steps, as a curve."""
     size = max(1, len(losses) // count)
     some = [losses[start : start + size] for start in range(0, len(losses), size)]
     return [round(sum(each) / len(each), 4) for each in some]
@@ -125,7 +125,7 @@ def crew(
     ended: Callable[[Job, str | None], None],
     pause: float = 0.2,
 ) -> None:
-    """Run processes, several at once, until all have ended or the time is up; none outlives this.
+    """Run processes, several at once, until all have ended or the time is up; kill the rest.
 
     Args:
         start: begins the process of a job.
@@ -156,7 +156,7 @@ def crew(
 
 
 def assembled(plan: Plan, about: Report, models: dict[Job, Report], missing: dict[Job, str]) -> Report:
-    """What is written: settings, machine, every model's numbers, and what is missing."""
+    """Return the results: settings, machine, numbers of every model, and missing models."""
     return {
         "settings": _settings(plan),
         "run": about,
@@ -168,14 +168,14 @@ def assembled(plan: Plan, about: Report, models: dict[Job, Report], missing: dic
 
 
 def _settings(plan: Plan) -> Report:
-    """What all models share, their sizes among them."""
+    """Return the settings that all models share, such as their sizes."""
     sizes = plan.config(1)
     model = {name: getattr(sizes, name) for name in ("d_model", "num_layers", "d_ff", "vocab_size")}
     return json.loads(json.dumps(asdict(plan))) | {"model": model}
 
 
 def written(results: Report) -> str:
-    """JSON, a line for each model."""
+    """Return JSON with a line for each model."""
     lists = {
         name: "[\n" + ",\n".join(json.dumps(each) for each in results[name]) + "\n]"
         if results[name]
@@ -187,7 +187,7 @@ def written(results: Report) -> str:
 
 
 def run_all(plan: Plan, options: argparse.Namespace) -> Report:
-    """Train and measure every model that is not there yet."""
+    """Train and measure every model without results."""
     began = time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
     at_once = options.at_once or (6 if options.device == "cuda" else 1)
@@ -242,7 +242,7 @@ def run_all(plan: Plan, options: argparse.Namespace) -> Report:
 
 
 def taken_over(plan: Plan, earlier: Report) -> dict[Job, Report]:
-    """The models of an earlier run that this plan asks for.
+    """Return the models of an earlier run that belong to this plan.
 
     Raises:
         ValueError: it was run with other settings: its models cannot stand beside these.
@@ -253,7 +253,7 @@ def taken_over(plan: Plan, earlier: Report) -> dict[Job, Report]:
     if differ:
         name = differ[0]
         raise ValueError(
-            f"resume must be of the same settings: {name}={earlier['settings'].get(name)!r}, here "
+            f"resume must have the same settings: {name}={earlier['settings'].get(name)!r}, here "
             f"{mine[name]!r}; give the same options"
         )
     wanted = set(plan.jobs)
@@ -268,7 +268,7 @@ def _random_tokens() -> corpus.Corpus:
 
 
 def one_inside(options: argparse.Namespace) -> int:
-    """The process of one model: its numbers, or what went wrong, in a file of its own."""
+    """Run the process of one model: write its numbers, or its error, to its own file."""
     (heads, seed), directory = options.one, options.inside
     fields = json.loads((directory / "plan.json").read_text("utf-8"))
     plan = Plan(
@@ -289,7 +289,7 @@ def one_inside(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: every model is there."""
+    """Return 0 if every model has results."""
     options = _parser().parse_args(arguments)
     if options.one is not None:
         return one_inside(options)

@@ -1,4 +1,4 @@
-"""What is measured of a trained model of the study of head counts: the same texts and draws for all.
+"""Measurements of a model of the study of head counts, with the same texts and draws for all models.
 
 Validation loss; how much heads differ; labels, the best previous-token and the best induction head; the loss
 with heads switched off. A measurement that fails is told of, and costs no other.
@@ -33,7 +33,7 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is the same for every model; all of it stands in the results."""
+    """The settings of all models; they are stored in the results."""
 
     heads: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -53,11 +53,11 @@ class Plan:
 
     @property
     def jobs(self) -> list[Job]:
-        """All head counts of a seed before the next seed: whatever time leaves out is a seed."""
+        """Return the jobs, seed by seed, so that a run without enough time lacks whole seeds."""
         return [(heads, seed) for seed in self.seeds for heads in self.heads]
 
     def config(self, heads: int) -> TransformerConfig:
-        """The model with so many heads a layer.
+        """Return the config of the model with this number of heads per layer.
 
         All channels are turned by position, unlike those of `config`: with 32 heads a quarter of them is
         a single pair, and such heads cannot tell where anything is.
@@ -79,7 +79,7 @@ TRIAL = Plan(
 
 @contextmanager
 def attempted(report: Report, name: str) -> Iterator[None]:
-    """A measurement that fails is told of, and costs no other."""
+    """Record the error of a measurement that fails, and go on with the others."""
     try:
         yield
     except Exception as error:
@@ -88,19 +88,19 @@ def attempted(report: Report, name: str) -> Iterator[None]:
 
 
 def in_words(error: BaseException) -> str:
-    """The error in one line, without the places in files."""
+    """Return the error as one line, without places in files."""
     first = next(iter(str(error).splitlines()), "")
     return f"{type(error).__name__}: {first}"[:300]
 
 
 def next_token_loss(model: torch.nn.Module, batch: Tensor) -> Tensor:
-    """Nats per token of [B, length + 1]."""
+    """Return the loss in nats per token of [B, length + 1]."""
     logits = model(batch[:, :-1]).flatten(0, 1)
     return cross_entropy(logits.float(), batch[:, 1:].flatten())
 
 
 class Probes:
-    """The texts that every model is measured on, the same for all."""
+    """The texts for the measurements of all models."""
 
     def __init__(self, plan: Plan, validation: Tensor, vocab_size: int, device: str) -> None:
         starts = torch.linspace(0, len(validation) - plan.length - 1, plan.windows).long().tolist()
@@ -115,7 +115,7 @@ class Probes:
 
 @torch.no_grad()
 def measured(model: Transformer, plan: Plan, validation: Tensor, probes: Probes, report: Report) -> Report:
-    """Everything that the table tells of a trained model; what fails is added to told["problems"]."""
+    """Return all numbers of the table for a trained model; errors go to "problems"."""
     began = time.monotonic()
     model.eval()
     measurements: Report = {}
@@ -137,7 +137,7 @@ def measured(model: Transformer, plan: Plan, validation: Tensor, probes: Probes,
 
 @torch.no_grad()
 def diversity_of(model: Transformer, probes: Probes) -> Report:
-    """How much the heads of a layer differ, mean over pairs and layers; None where a layer has one head.
+    """Return the mean difference of heads over pairs and layers; None with one head per layer.
 
     attention: Jensen-Shannon divergence of what they look at, nats, 0 to 0.69; outputs: cosine of what they
     say, whose negative is the disagreement of Li 2018.
@@ -154,7 +154,7 @@ def diversity_of(model: Transformer, probes: Probes) -> Report:
 
 
 def _labels(model: Transformer, probes: Probes) -> Report:
-    """On validation text: how many heads have which label, and the best previous-token head."""
+    """Return the number of heads by label on validation text, and the best previous-token head."""
     with hw.watch(model, pooled=None, patterns=True) as heads:
         model(probes.watched)
     everyone = heads.all()
@@ -166,7 +166,7 @@ def _labels(model: Transformer, probes: Probes) -> Report:
 
 
 def _repetition(model: Transformer, plan: Plan, probes: Probes) -> Report:
-    """On random tokens said twice: the best induction head, and the loss of the first and second time."""
+    """Return the best induction head on repeated random tokens, and the losses of both repetitions."""
     with hw.watch(model, keep=True, statistics=(), pooled=None) as heads:
         logits = model(probes.repeated)
     stripes = torch.stack(
@@ -182,7 +182,7 @@ def _repetition(model: Transformer, plan: Plan, probes: Probes) -> Report:
 
 
 def _robustness(model: Transformer, plan: Plan, probes: Probes) -> Report:
-    """The loss with every head, without each one, and without fractions of all heads (their outputs 0)."""
+    """Return the loss with all heads, without each one, and without fractions of heads (outputs 0)."""
     layers, heads = model.config.num_layers, model.config.num_heads
     every = [(layer, head) for layer in range(layers) for head in range(heads)]
     losses: Report = {
@@ -197,7 +197,7 @@ def _robustness(model: Transformer, plan: Plan, probes: Probes) -> Report:
 
 
 def without(model: Transformer, text: Tensor, sets: Iterable[list[tuple[int, int]]]) -> list[float]:
-    """The loss without each set of heads."""
+    """Return the loss without each set of heads."""
     losses = []
     for some in sets:
         with hw.ablate(model, some):
@@ -208,7 +208,7 @@ def without(model: Transformer, text: Tensor, sets: Iterable[list[tuple[int, int
 
 
 def sets_of(heads: list[tuple[int, int]], count: int, draws: int) -> list[list[tuple[int, int]]]:
-    """Different sets of so many heads: all there are, or as many as asked for, drawn; the same every time."""
+    """Return different sets of so many heads: all, or a random sample that is the same every time."""
     if math.comb(len(heads), count) <= draws:
         return [list(some) for some in itertools.combinations(heads, count)]
     random, drawn = torch.Generator().manual_seed(0), dict[tuple[int, ...], None]()
@@ -219,5 +219,5 @@ def sets_of(heads: list[tuple[int, int]], count: int, draws: int) -> list[list[t
 
 
 def _number(value: float) -> float | None:
-    """As JSON takes it: five digits behind the point; NaN was not measured."""
+    """Return a number for JSON: five decimals, None if not finite."""
     return round(value, 5) if math.isfinite(value) else None

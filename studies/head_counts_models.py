@@ -18,7 +18,7 @@ D_MODEL = 256
 
 
 def config(num_heads: int = 8, **changed: object) -> TransformerConfig:
-    """The sizes of the study; as many parameters with any number of heads, since heads share d_model.
+    """Return the config of the study; heads share d_model, so their number does not change the parameters.
 
     A quarter of each head's channels is turned by position. Where all are, a head that looks for an earlier
     copy of a token must find it turned: the weight of the best on what followed was 0.35 instead of 0.54.
@@ -37,7 +37,7 @@ def config(num_heads: int = 8, **changed: object) -> TransformerConfig:
 
 
 def windows(tokens: Tensor, batch: int, length: int, seed: int) -> Callable[[int], Iterator[Tensor]]:
-    """For `fit`: of an epoch, all windows of length + 1 tokens in an order of its own, int64 [B, length + 1].
+    """Yield for `fit` all windows of an epoch in random order, int64 [B, length + 1].
 
     They overlap by one token, so that each is predicted once. Every epoch begins at another token.
     """
@@ -56,7 +56,7 @@ def windows(tokens: Tensor, batch: int, length: int, seed: int) -> Callable[[int
 
 
 def optimizer(model: Transformer, lr: float = LR) -> torch.optim.Optimizer:
-    """AdamW, with decay of matrices alone."""
+    """Return AdamW with weight decay for matrices only."""
     wide = [each for each in model.parameters() if each.ndim > 1]
     rest = [each for each in model.parameters() if each.ndim < 2]
     groups = [{"params": wide, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
@@ -65,7 +65,7 @@ def optimizer(model: Transformer, lr: float = LR) -> torch.optim.Optimizer:
 
 @torch.no_grad()
 def validation_loss(model: Transformer, tokens: Tensor, length: int = LENGTH, batch: int = 32) -> float:
-    """Nats per token, over windows one after another."""
+    """Return the loss in nats per token, over consecutive windows."""
     device = next(model.parameters()).device
     count = (len(tokens) - 1) // length
     inputs = tokens[: count * length].view(count, length)

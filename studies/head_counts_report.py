@@ -1,4 +1,4 @@
-"""Report of the study of head counts, from its JSON: sentences, a page and a picture, with the presets.
+"""Report of the study of head counts, from its JSON: sentences, a page and a picture.
 
 Every sentence is worked out from the numbers. A difference is clear where its interval leaves out 0.
 """
@@ -45,7 +45,7 @@ THRESHOLDS = {entry.name: entry.threshold for entry in LABELS}
 
 
 def sentences(results: Results) -> list[str]:
-    """What the numbers say, whichever way they came out."""
+    """Return sentences on the results, whatever they are."""
     remarks = [
         _ranked(results, LOSS, "Validation loss", "nats per token", 4),
         _ranked(results, rise("1/4"), "Rise of the loss with a quarter of all heads switched off", "nats", 3),
@@ -59,7 +59,7 @@ def sentences(results: Results) -> list[str]:
 
 
 def _ranked(results: Results, value: Value, subject: str, unit: str, digits: int) -> str | None:
-    """Least and most, and which counts differ clearly from the one they are compared with."""
+    """Return sentences on the best and worst counts, and on those that clearly differ from the reference."""
     numbers = by_heads(results, value)
     if len(numbers) < 2:
         return None
@@ -91,7 +91,7 @@ def _trained(results: Results) -> str | None:
 
 
 def _sorted(gaps: dict[int, tuple[float, float] | None]) -> tuple[str, str, str]:
-    """The counts whose gap is clearly below 0, clearly above, and neither, in words."""
+    """Return in words the counts whose gap is clearly below 0, clearly above 0, or neither."""
     measured = {count: gap for count, gap in gaps.items() if gap is not None}
     below = [count for count, (mean, half) in measured.items() if mean + half < 0]
     above = [count for count, (mean, half) in measured.items() if mean - half > 0]
@@ -111,7 +111,7 @@ def _formed(results: Results, name: str, value: Value, where: str) -> str | None
 
 
 def _caveats(results: Results) -> list[str]:
-    """What the comparison does not say, and whether it is as equal as it was meant to be."""
+    """Return the limits of the comparison, and sentences on unequal conditions."""
     settings, models = results["settings"], results["models"]
     counts, seeds = counts_of(results), {model["seed"] for model in models}
     remarks = [
@@ -159,7 +159,7 @@ def _caveats(results: Results) -> list[str]:
 
 
 def markdown(results: Results) -> str:
-    """For the documentation."""
+    """Return the page of the documentation."""
     if not results["models"]:
         return "\n".join(["No model was trained.", *_missing(results)]) + "\n"
     machine, settings = results["run"]["machine"], results["settings"]
@@ -198,7 +198,7 @@ def _missing(results: Results) -> list[str]:
 
 
 def report(results: Results, place: Path | None = None) -> str:
-    """What the command prints; with a place, the picture goes there."""
+    """Return the text that the command prints; with a path, write the picture to it."""
     if place is not None and results["models"]:
         picture(results).savefig(place)
     return markdown(results)
@@ -210,7 +210,7 @@ COLOURS = ("#0072b2", "#d55e00", "#5b6270")  # told apart by everyone
 
 
 def picture(results: Results) -> Figure:
-    """Four panels over heads per layer: loss, what switching heads off costs, diversity, kinds of heads."""
+    """Draw four panels over heads per layer: loss, loss without heads, diversity, kinds of heads."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -238,7 +238,7 @@ def picture(results: Results) -> Figure:
 def _panel(
     axes: Axes, results: Results, title: str, curves: dict[str, Value], logarithmic: bool = False
 ) -> None:
-    """Means joined by lines, and every seed as a dot."""
+    """Draw means joined by lines, and every seed as a dot."""
     from matplotlib.ticker import NullLocator
 
     counts, every = counts_of(results), list[float]()

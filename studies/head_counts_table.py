@@ -26,7 +26,7 @@ Value = Callable[[Results], float | None]  # of one model; None: not measured
 
 
 def rise(name: str, over: Callable[[list[float]], float] = fmean) -> Value:
-    """By how much the loss rises without some heads: over all sets of them that were tried."""
+    """Return the increase of the loss without some heads, over all sets that were tried."""
 
     def value(model: Results) -> float | None:
         losses = model.get("without", {})
@@ -36,7 +36,7 @@ def rise(name: str, over: Callable[[list[float]], float] = fmean) -> Value:
 
 
 def mattering(model: Results) -> float | None:
-    """The share of heads without which the loss rises by more than `MATTERS` of it."""
+    """Return the share of heads without which the loss rises by more than `MATTERS` of it."""
     losses = model.get("without")
     if losses is None:
         return None
@@ -44,13 +44,13 @@ def mattering(model: Results) -> float | None:
 
 
 def labelled(model: Results) -> float | None:
-    """The share of heads with a label other than mixed."""
+    """Return the share of heads with a label other than mixed."""
     labels = model.get("labels")
     return None if not labels else 1 - labels.get(MIXED, 0) / sum(labels.values())
 
 
 def at(*path: str) -> Value:
-    """A number inside the model's."""
+    """Return a number at a path in the results of a model."""
 
     def value(model: Results) -> float | None:
         entry: Any = model
@@ -88,7 +88,7 @@ FURTHER: dict[str, tuple[Value, int]] = {
 
 
 def by_heads(results: Results, value: Value) -> dict[int, dict[int, float]]:
-    """{heads: {seed: number}}, of those that have one."""
+    """Return {heads: {seed: number}} for the models that have the number."""
     numbers: dict[int, dict[int, float]] = {}
     for model in results["models"]:
         number = value(model)
@@ -98,18 +98,18 @@ def by_heads(results: Results, value: Value) -> dict[int, dict[int, float]]:
 
 
 def counts_of(results: Results) -> list[int]:
-    """The head counts of which there is a model."""
+    """Return the head counts with a model."""
     return sorted({model["heads"] for model in results["models"]})
 
 
 def reference_of(results: Results) -> int:
-    """The count that others are compared with: 8, or where there is no such model the largest."""
+    """Return the reference count: 8, or the largest if there is no model with 8."""
     counts = counts_of(results)
     return COMMON if COMMON in counts else counts[-1]
 
 
 def difference(some: dict[int, float], others: dict[int, float]) -> tuple[float, float] | None:
-    """The mean of some - others over the seeds of both, and half of its interval: infinite for one seed."""
+    """Return the mean of some - others over common seeds, and half of its interval: infinite for one seed."""
     seeds = sorted(some.keys() & others.keys())
     if not seeds:
         return None
@@ -120,7 +120,7 @@ def difference(some: dict[int, float], others: dict[int, float]) -> tuple[float,
 
 
 def student(degrees: int) -> float:
-    """Between minus and plus this lie 95 % of Student's t.
+    """Return the 97.5% quantile of Student's t.
 
     Beyond the table Fisher's expansion, right to three digits behind the point.
     """
@@ -133,7 +133,7 @@ def student(degrees: int) -> float:
 
 
 def spread(numbers: Sequence[float], digits: int) -> str:
-    """Mean ± standard deviation; of one number, no spread."""
+    """Return mean ± standard deviation as text; for one number, only the number."""
     if not numbers:
         return "–"
     mean = f"{fmean(numbers):.{digits}f}"
@@ -144,7 +144,7 @@ def spread(numbers: Sequence[float], digits: int) -> str:
 
 
 def table(results: Results) -> str:
-    """A row per head count: the loss, how it differs from that of 8 heads, and what stands in `COLUMNS`."""
+    """Return a row per head count: the loss, its difference from that of 8 heads, and `COLUMNS`."""
     common = reference_of(results)
     losses = by_heads(results, LOSS)
     start: dict[int, list[str]] = {}
@@ -156,7 +156,7 @@ def table(results: Results) -> str:
 
 
 def further_table(results: Results) -> str:
-    """The rest of what was measured."""
+    """Return the table of the other measurements."""
     models = {model["heads"]: model for model in results["models"]}
     start = {count: [str(models[count]["head_dim"]), str(models[count]["rope_pairs"])] for count in models}
     return _table(results, ["head_dim", "rotated pairs of channels"], start, FURTHER)

@@ -1,4 +1,4 @@
-"""docs/measured.md: what heads do, from the results of the studies.
+"""docs/measured.md, from the results of the studies.
 
 python -m studies.pages                          # from what is stored
 python -m studies.pages --roles minilm mini      # measure these models' roles anew first; smollm2, too
@@ -59,7 +59,7 @@ HEADS = """## Why many heads?
 
 
 def page(results: Path = RESULTS) -> str:
-    """The page, from stored results alone."""
+    """Return the page, from stored results alone."""
     parts = [OPENING, ROLES]
     for name, title in TITLES.items():
         roles = Roles.from_json((results / f"roles_{name}.json").read_text("utf-8"))

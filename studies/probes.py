@@ -1,4 +1,4 @@
-"""Heads that look at the token before, that copy, that look near by: are they there, and does it matter?
+"""Previous-token, copying and local heads: their presence in a model, and their effect on the loss.
 
     python -m studies.probes                                   the built-in model
     python -m studies.probes MODEL --out FILE --device cuda    another: what headwise.models.load takes
@@ -46,7 +46,7 @@ Scores = dict[str, Tensor]  # [L, H] each
 
 @dataclass(frozen=True)
 class Kind:
-    """What a head of a kind is measured by."""
+    """The measurement for a kind of head."""
 
     score: str
     threshold: float
@@ -63,7 +63,7 @@ SHOWN = ("previous", "induction_stripe", "duplicate_token", "local", "first")
 
 
 def fingerprint(model: nn.Module) -> str:
-    """A name for these very weights, as they are stored: in float16."""
+    """Return a fingerprint of the weights as they are stored, in float16."""
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         digest.update(f"{name} {list(value.shape)} ".encode())
@@ -83,7 +83,7 @@ def probes_of(
     sequences: int = SEQUENCES,
     seed: int = 0,
 ) -> list[Probe]:
-    """Random tokens, prose and code, each said twice, as this model's tokenizer reads them.
+    """Return the probes for this tokenizer: random tokens, prose and code, each repeated once.
 
     Args:
         periods: how many random tokens are said twice, one batch each.
@@ -99,7 +99,7 @@ def probes_of(
     longest = max(*periods, piece)
     if most is not None and start + 2 * longest > most:
         raise ShapeError(
-            f"periods must be said twice within what the model takes: {start} + 2 x {longest} > {most}; "
+            f"periods must fit twice into the input of the model: {start} + 2 x {longest} > {most}; "
             f"{(most - start) // 2} is the longest"
         )
     random = torch.Generator().manual_seed(seed)
@@ -118,7 +118,7 @@ def probes_of(
 
 
 def pieces(tokenizer: Any, text: str, most: int) -> Tensor:
-    """A text in as few equal pieces of at most so many tokens as it takes, int [B, P]; a rest is dropped."""
+    """Return a text in the fewest equal pieces of at most so many tokens, int [B, P], without the rest."""
     ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"].flatten()
     count = math.ceil(len(ids) / most)
     size = len(ids) // count
@@ -136,7 +136,7 @@ def vocabulary_of(model: nn.Module) -> int:
 
 @torch.no_grad()
 def scores_on(model: nn.Module, probe: Probe) -> Scores:
-    """Every score of every head, [L, H] each: the mean over sequences."""
+    """Return every score of every head, [L, H] each: the mean over sequences."""
     total: Scores = {}
     count = sum(len(ids) for ids in probe.batches)
     for ids in probe.batches:
@@ -158,7 +158,7 @@ def scores_on(model: nn.Module, probe: Probe) -> Scores:
 
 
 def stripes_by_period(model: nn.Module, probe: Probe) -> Facts:
-    """The stripe of every head, period by period: what is farther back is harder to find."""
+    """Return the stripe of every head by period: a longer distance is harder."""
     stripes: Facts = {}
     for ids in probe.batches:
         scores = scores_on(model, Probe(probe.name, (ids,), probe.start))["induction_stripe"]
@@ -167,7 +167,7 @@ def stripes_by_period(model: nn.Module, probe: Probe) -> Facts:
 
 
 def labels_of(scores: Scores) -> list[list[hw.heads.Label]]:
-    """A label per head, by the thresholds of `headwise.heads.LABELS`; induction is the stripe."""
+    """Return a label per head by the thresholds of `headwise.heads.LABELS`; induction is the stripe."""
     by_name = scores | {"induction": scores["induction_stripe"]}
     layers, heads = scores["previous"].shape
     return [
@@ -177,7 +177,7 @@ def labels_of(scores: Scores) -> list[list[hw.heads.Label]]:
 
 
 def passing(kind: str, scores: Scores) -> Tensor:
-    """Which heads are of a kind on one probe, bool [L, H]."""
+    """Return True for heads of a kind on one probe, bool [L, H]."""
     rule = KINDS[kind]
     enough = scores[rule.score] >= rule.threshold
     if kind == "local":  # what is true of a previous-token head, too, says less of it
@@ -186,7 +186,7 @@ def passing(kind: str, scores: Scores) -> Tensor:
 
 
 def places(which: Tensor, order: Tensor) -> list[Place]:
-    """(layer, head) of those that are True, largest in `order` first."""
+    """Return (layer, head) where the mask is True, the largest in `order` first."""
     chosen = [(int(i), int(j)) for i, j in which.nonzero()]
     return sorted(chosen, key=lambda at: -float(order[at]))
 
@@ -203,7 +203,7 @@ def measured(
     seed: int = 0,
     probes: Sequence[Probe] | None = None,
 ) -> Facts:
-    """Everything, as JSON takes it."""
+    """Return all measurements for JSON."""
     device = next(model.parameters()).device
     probes = probes_of(model, tokenizer, seed=seed) if probes is None else probes
     probes = [Probe(p.name, tuple(ids.to(device) for ids in p.batches), p.start) for p in probes]
@@ -263,7 +263,7 @@ def _described(probe: Probe) -> Facts:
 
 
 def markdown(results: Facts) -> str:
-    """The results as tables."""
+    """Return the results as tables."""
     names = [probe["name"] for probe in results["probes"]]
     lines = [
         f"Every head of {results['model']} on three probes, each said twice: "

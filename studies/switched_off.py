@@ -1,4 +1,4 @@
-"""Heads of a kind switched off, beside as many others of the same layers: what is lost, and what others lose.
+"""Losses without the heads of a kind, beside losses without as many others of the same layers.
 
 Letters: B sequences, P period (tokens that are said twice), H heads.
 """
@@ -26,7 +26,7 @@ Facts = dict[str, Any]  # what JSON holds
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """Sequences in which everything is said twice.
+    """Sequences that repeat their first half.
 
     batches: int [B, start + 2 P] each; start: 1 where a start token stands in front, else 0.
     """
@@ -36,18 +36,18 @@ class Probe:
     start: int
 
     def period(self, ids: Tensor) -> int:
-        """P of a batch."""
+        """Return P of a batch."""
         return (ids.shape[1] - self.start) // 2
 
 
 def stripe(map: hw.AttentionMap, period: int) -> Tensor:
-    """`headwise.heads.induction_stripe`, mean over sequences, [H]."""
+    """Return `headwise.heads.induction_stripe`, the mean over sequences, [H]."""
     return hw.heads.induction_stripe(map, period).mean(0)
 
 
 @torch.no_grad()
 def losses_of(model: nn.Module, probe: Probe) -> tuple[float, float]:
-    """Nats per token where a text is said first, and where it is said again; its first token left out."""
+    """Return nats per token of the first and of the second repetition, without its first token."""
     sums, count = [0.0, 0.0], 0
     for ids in probe.batches:
         output = model(ids)
@@ -64,7 +64,7 @@ def losses_of(model: nn.Module, probe: Probe) -> tuple[float, float]:
 
 @torch.no_grad()
 def stripe_of(model: nn.Module, probe: Probe, heads: Sequence[Place]) -> float:
-    """The mean stripe of some heads."""
+    """Return the mean stripe of some heads."""
     total, count = 0.0, 0
     for ids in probe.batches:
         with hw.watch(model, statistics=(), pooled=None, keep=True) as watched:
@@ -78,7 +78,7 @@ def stripe_of(model: nn.Module, probe: Probe, heads: Sequence[Place]) -> float:
 def others(
     chosen: Sequence[Place], out: set[Place], num_heads: int, draws: int, seed: int
 ) -> list[list[Place]]:
-    """Other heads, as many in each layer: `draws` different sets, or all there are.
+    """Return sets of as many other heads in each layer: `draws` different sets, or all.
 
     Args:
         out: heads that are in none of them.
@@ -103,7 +103,7 @@ def others(
 
 
 def spread_of(numbers: Sequence[float], beside: float, worse: int = 1) -> Facts:
-    """The mean of draws, the interval that holds 95% of them, and how many do as much as the heads beside.
+    """Return the mean of draws, their 95% interval, and the number of draws with as much effect as the heads.
 
     worse: 1 where more is worse, as of a loss; -1 where less is.
     """
@@ -126,7 +126,7 @@ def ablations(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Iterator[Facts]:
-    """A row per kind, method and probe: the loss with the heads of the kind off, and with others off.
+    """Return a row per kind, method and probe: the loss without heads of the kind, and without others.
 
     Of kinds other than "induction" also where the induction heads then look.
 
@@ -164,7 +164,7 @@ def ablations(
 
 
 class Numbers(NamedTuple):
-    """Losses of the first and the second saying; the mean stripe of heads, NaN where none are watched."""
+    """Losses of both repetitions, and the mean stripe of heads; NaN if none are watched."""
 
     first: float
     second: float

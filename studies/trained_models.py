@@ -13,7 +13,7 @@ from headwise.errors import ArgumentError
 
 
 def load(name: str | None = None, place: str | None = None) -> hw.models.Pretrained:
-    """A model, its tokenizer and its title.
+    """Return a model, its tokenizer and its title.
 
     Args:
         name: what `headwise.models.load` takes, or "smollm2".

@@ -53,7 +53,7 @@ def results_of(out: Path) -> Facts:
     place = out / "results.json.xz"
     if not place.is_file():
         raise ArgumentError(
-            f"folder must be one of studies.words_training: no {place.name} in {str(out)!r}; train first"
+            f"folder must be from studies.words_training: no {place.name} in {str(out)!r}; train first"
         )
     facts: Facts = json.loads(lzma.decompress(place.read_bytes()))
     return facts
@@ -125,7 +125,7 @@ def life_of(
     steps = [int(name.removeprefix("step_")) for name in stored]
     if steps[-1] != training["steps"]:
         raise ArgumentError(
-            f"checkpoints must be those of {label}: they end at step {steps[-1]}, and it at step "
+            f"checkpoints must belong to {label}: they end at step {steps[-1]} instead of "
             f"{training['steps']}; ship the model whose checkpoints were measured"
         )
     history = History(training["losses"], {}, tokens_per_step)

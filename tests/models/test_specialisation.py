@@ -228,8 +228,8 @@ def test_the_curve_is_every_loss_at_first_and_means_later() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"validation": {"0": 8.0}}, "history must know every checkpoint: step 6 has no validation loss"),
-        ({"losses": None}, "history must be that of a training: .*history.json.*TypeError"),
+        ({"validation": {"0": 8.0}}, "history must have a loss for every checkpoint: step 6 has none"),
+        ({"losses": None}, "history must be of a training: .*history.json.*TypeError"),
     ],
 )
 def test_a_history_that_does_not_fit_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -238,7 +238,9 @@ def test_a_history_that_does_not_fit_is_refused(change: dict[str, Any], message:
 
 
 def test_a_folder_without_checkpoints_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"folder must hold checkpoints: no step_000100\.safetensors"):
+    with pytest.raises(
+        ArgumentError, match=r"folder must contain checkpoints: no file such as step_000100\.safetensors"
+    ):
         checkpoints.measured(tmp_path, small_config(), Letters())
 
 

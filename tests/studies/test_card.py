@@ -102,9 +102,15 @@ def test_the_card_says_what_was_read_how_it_was_trained_and_what_heads_do() -> N
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"life": a_life(fingerprint="17ab")}, "checkpoints must be of this model: .* weights 17ab, these"),
-        ({"probed": probed(fingerprint="19cd")}, "probes must be of this model: measured with weights 19cd"),
-        ({"sources": [a_source(content="verses")]}, "today's sources: Book, verses is not in it"),
+        (
+            {"life": a_life(fingerprint="17ab")},
+            "checkpoints must belong to this model: it has weights .*, not 17ab",
+        ),
+        (
+            {"probed": probed(fingerprint="19cd")},
+            "probes must belong to this model: it has weights .*, not 19cd",
+        ),
+        ({"sources": [a_source(content="verses")]}, "present sources: it lacks Book, verses"),
     ],
     ids=["checkpoints", "probes", "sources"],
 )
@@ -131,7 +137,7 @@ def test_what_the_model_writes_is_its_likeliest_tokens_after_each_prompt() -> No
 
 
 def test_results_that_are_not_stored_are_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"results must be there: no mini\.json; make it with python"):
+    with pytest.raises(ArgumentError, match=r"results must exist: got no mini\.json; make it with python"):
         card._stored(tmp_path / "mini.json", "python -m studies.words_ship")
 
 

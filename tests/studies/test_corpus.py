@@ -51,7 +51,7 @@ def test_every_source_is_pinned_and_says_its_licence() -> None:
 def test_an_archive_that_is_not_the_one_pinned_is_refused_with_both_hashes(tmp_path: Path) -> None:
     archive = a_tar(tmp_path / "thing-1.0.tar.gz", docs__a_dot_txt="one")
     assert corpus.fetch(a_source(archive), tmp_path) == archive
-    with pytest.raises(ValueError, match=r"thing-1.0.tar.gz has sha256 [0-9a-f]{64}, not 0000"):
+    with pytest.raises(ValueError, match=r"thing-1.0.tar.gz has [0-9a-f]{64}, not 0000"):
         corpus.fetch(a_source(archive, sha256="0" * 64), tmp_path)
 
 
@@ -59,7 +59,7 @@ def test_a_package_without_its_data_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "w.deb"
     header = f"{'debian-binary':<16}{0:<12}{0:<6}{0:<6}{100644:<8}{4:<10}`\n"
     place.write_bytes(b"!<arch>\n" + header.encode() + b"2.0\n")
-    with pytest.raises(ValueError, match=r"must hold data.tar.xz: w.deb does not"):
+    with pytest.raises(ValueError, match=r"must contain data.tar.xz: w.deb does not"):
         list(sources.glosses(place))
 
 

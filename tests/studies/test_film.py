@@ -79,7 +79,7 @@ def test_captions_cover_the_film_and_are_those_of_its_files() -> None:
     assert film.transcript(scenes) in page and film.with_transcript(page, scenes) == page
     C, L, H = film_training.life().shape
     assert f"The {L * H} heads" in page and f"{C} checkpoints" in page
-    with pytest.raises(ArgumentError, match="the page must have the lines <!-- captions -->"):
+    with pytest.raises(ArgumentError, match="page must contain the lines <!-- captions -->"):
         film.with_transcript("nothing", scenes)
 
 

@@ -126,7 +126,7 @@ def test_an_earlier_run_is_taken_over_only_with_the_same_settings() -> None:
     earlier = made([model(2, 0), model(4, 0)])
     plan = replace(TRIAL, heads=(2, 8))
     assert list(taken_over(plan, earlier)) == [(2, 0)]
-    with pytest.raises(ValueError, match="resume must be of the same settings: steps=3, here 5; give"):
+    with pytest.raises(ValueError, match="resume must have the same settings: steps=3, here 5; give"):
         taken_over(replace(plan, steps=5), earlier)
 
 

@@ -64,9 +64,7 @@ def test_random_weights_pass_nothing() -> None:
 
 
 def test_a_period_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(
-        ShapeError, match=r"periods must be said twice .*: 1 \+ 2 x 31 > 47; 23 is the longest"
-    ):
+    with pytest.raises(ShapeError, match=r"periods must fit twice .*: 1 \+ 2 x 31 > 47; 23 is the longest"):
         probes.probes_of(Transformer(small_config(num_layers=1)), Letters(), periods=(31,), piece=23)
 
 

@@ -126,13 +126,13 @@ def test_nats_per_byte_are_the_loss_of_every_token_once() -> None:
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"of studies\.words_training: no results\.json\.xz in "):
+    with pytest.raises(ArgumentError, match=r"from studies\.words_training: no results\.json\.xz in "):
         words_ship.results_of(tmp_path)
 
 
 def test_checkpoints_of_another_training_are_refused() -> None:
     results = {"trainings": {"1_a": {"steps": 7, "losses": []}}, "life": {"step_000005": [{}, ""]}}
-    with pytest.raises(ArgumentError, match="those of 1_a: they end at step 5, and it at step 7"):
+    with pytest.raises(ArgumentError, match="belong to 1_a: they end at step 5 instead of 7"):
         words_ship.life_of(results, "1_a", mini().model, 1.0, 13)  # type: ignore[arg-type]
 
 
