@@ -127,7 +127,7 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test marked thinned(n) about one case in n is quick, of thinned(keep=ids) those, or both.
+    """Of a test marked thinned(n) about one case in n is quick (none for n = 0), of keep=ids those.
 
     The others are marked slow, or as thinned(rest="gpu") says. Of those that are slow, thinned(slow=m) leaves
     about one in m to the slow run and marks the others full.
@@ -172,6 +172,8 @@ def _quick(test: str, cases: dict[str, pytest.Function], numbers: dict[str, int]
     if whole and not set(keep) <= set(cases):
         raise pytest.UsageError(f"keep must name cases: {test} has no {min(set(keep) - set(cases))!r}")
     quick = set(keep) & set(cases)
+    if marker.args == (0,):
+        return quick
     if marker.args or not keep:
         n = marker.args[0] if marker.args else 3
         quick |= {case for case, number in numbers.items() if number % n == 0}

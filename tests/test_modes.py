@@ -78,7 +78,7 @@ every_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 # Derivatives
 
 
-@pytest.mark.thinned(3, keep=["auto-everything", "tiles-everything", "plain-everything"])
+@pytest.mark.thinned(3, keep=["auto-everything"], slow=2)
 @every_mode
 @pytest.mark.parametrize("backend", ["auto", "tiles", "plain"])
 def test_gradients_are_what_differences_say(mode: Mode, backend: str) -> None:
@@ -243,7 +243,7 @@ BY_LENGTH: dict[str, Function] = {
 }
 
 
-@pytest.mark.thinned(keep=["full", "sinks"])
+@pytest.mark.thinned(99, keep=["full"], slow=2)
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("name", BY_LENGTH)
 def test_compiled_for_any_length_equals_eager_at_two(name: str) -> None:
@@ -253,6 +253,7 @@ def test_compiled_for_any_length_equals_eager_at_two(name: str) -> None:
         assert_compiled_equals_eager(function, of_length(T, S), compiled)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
 def test_a_number_from_outside_may_be_symbolic() -> None:
     """With dynamic=True a float that a function closes over is a symbol, which no message can spell out."""
@@ -277,6 +278,7 @@ def test_new_lengths_do_not_compile_again_and_again(name: str, counter: Any) -> 
     assert counter.frame_count <= 2, counter.frame_count
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
 def test_dropout_compiles_in_one_graph() -> None:
     def output(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -287,7 +289,7 @@ def test_dropout_compiles_in_one_graph() -> None:
     assert out.shape == (2, 6, 5, 4) and out.requires_grad
 
 
-@pytest.mark.thinned(keep=["padding", "everything"])
+@pytest.mark.thinned(keep=["everything"])
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("name", ["full", "causal", "padding", "everything"])
 def test_a_map_comes_out_of_a_compiled_function_and_works(name: str) -> None:
@@ -306,6 +308,7 @@ def test_a_map_comes_out_of_a_compiled_function_and_works(name: str) -> None:
         assert error(mine, theirs) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
@@ -385,6 +388,7 @@ class Attend(torch.nn.Module):
         return hw.attention(q, k, v, **self.options)[0]
 
 
+@pytest.mark.thinned(99)
 @pytest.mark.parametrize(
     "options",
     [{}, {"causal": True}, {"window": 3}, {"softcap": 1.5}, {"sinks": normal(4, 2)}],

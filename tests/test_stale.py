@@ -284,7 +284,8 @@ def test_a_dense_mask_that_was_overwritten_is_noticed() -> None:
         visible.dense()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.thinned(4, slow=2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("size", [1e-3, 1.0, 30.0, 1e3])
 def test_what_was_not_written_to_is_never_refused(size: float, dtype: torch.dtype) -> None:
     """Rounding grows with the products, and an lse may be small where they are large: orthogonal q and k."""

@@ -54,7 +54,7 @@ def test_names_are_unique() -> None:
         registry.register(CASES[0])
 
 
-@pytest.mark.thinned(slow=2)
+@pytest.mark.thinned(8, slow=2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_case_passes_its_check_at_a_tiny_size(case: Case) -> None:
     """Cases for a GPU, too: on a CPU the backends they pin may be missing, ours and the peer never are."""

@@ -26,6 +26,7 @@ def _near(monkeypatch: pytest.MonkeyPatch) -> None:
 # Cells
 
 
+@pytest.mark.thinned(4, slow=2)
 @pytest.mark.parametrize("way", ["forward", "backward"])
 @pytest.mark.parametrize("rule", flex.RULES)
 def test_every_rule_is_right_and_agrees_with_its_peer(rule: str, way: str) -> None:

@@ -291,7 +291,7 @@ def test_a_backend_is_not_given_what_it_never_spoke_of(
     assert capped == []
 
 
-@pytest.mark.thinned(99, keep=["auto"])
+@pytest.mark.thinned(0)
 @pytest.mark.parametrize("name", ["auto", "capped"])
 def test_a_backend_that_was_added_runs_in_graphs(capped: list[str], name: str) -> None:
     q, k, v = (x.requires_grad_() for x in qkv())
@@ -309,6 +309,7 @@ def test_a_backend_that_was_added_runs_in_graphs(capped: list[str], name: str) -
     assert capped == ["forward", "backward"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"softcap": 1.5}, "it has no soft cap"), ({"dropout": 0.5}, "dropout 0.5 needs the matrix of weights")],
@@ -390,6 +391,7 @@ def entered(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> Fused:
     return backend
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("insists", [True, False])
 @pytest.mark.parametrize("learns", [True, False])
 def test_a_kernel_that_insists_on_its_backward_is_no_kernel_of_a_graph_that_learns(
@@ -726,6 +728,7 @@ def test_a_window_over_a_long_sequence_skips_what_it_cannot_see() -> None:
 # Sizes and strides
 
 
+@pytest.mark.thinned(4, slow=2)
 @every_option
 @pytest.mark.parametrize("Dv", [2, 17], ids=["narrow", "wide"])
 @pytest.mark.parametrize("backend", ["auto", "tiles"])
@@ -734,6 +737,7 @@ def test_values_may_be_narrower_or_wider_than_keys(options: dict[str, Any], Dv: 
     assert_exact(q, k, normal(2, B, HK, S, Dv), options, backend=backend)
 
 
+@pytest.mark.thinned(4, slow=2)
 @every_option
 @pytest.mark.parametrize(
     ("heads", "key_heads"), [(6, 1), (6, 2), (6, 3), (5, 5)], ids=["6-1", "6-2", "6-3", "5-5"]

@@ -134,7 +134,7 @@ def on_truth(on: Mask, case: Self) -> Tensor:
     return (case.p * on.full(L, L, B, H)).sum(-1)
 
 
-@pytest.mark.thinned(slow=2)
+@pytest.mark.thinned(6, slow=2)
 @pytest.mark.parametrize("on", ON.values(), ids=ON)
 def test_mass_is_the_weight_of_the_keys_a_mask_allows(case: Self, on: Mask) -> None:
     truth = on_truth(on, case)
@@ -146,6 +146,7 @@ def test_mass_is_the_weight_of_the_keys_a_mask_allows(case: Self, on: Mask) -> N
     assert_close(case.map.mass(on), case, (truth * counts).sum(-1) / counts.sum(-1))
 
 
+@pytest.mark.thinned(4, slow=3)
 @pytest.mark.parametrize("on", ON.values(), ids=ON)
 def test_mass_of_given_weights_is_the_same(case: Self, on: Mask) -> None:
     w = hw.AttentionMap.from_weights(case.p, Mask(queries=case.real))
@@ -274,7 +275,7 @@ def measured(w: hw.AttentionMap, name: str, tokens: Tensor, *options: Any) -> Te
     return getattr(heads, name)(w, *([] if name == "previous_token" else [tokens]), *options)
 
 
-@pytest.mark.thinned(6, slow=4)
+@pytest.mark.thinned(12, slow=4)
 @pytest.mark.parametrize("exclude_current", [False, True], ids=["", "without current"])
 @pytest.mark.parametrize("exclude_bos", [False, True], ids=["", "without bos"])
 @pytest.mark.parametrize("measure", ["mul", "abs"])

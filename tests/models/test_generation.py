@@ -175,6 +175,7 @@ def test_an_encoder_decoder_begins_with_its_start() -> None:
     assert torch.equal(message, target[:, 1:])
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit.[a-z_]*. is deprecated:DeprecationWarning")
 def test_a_compiled_step_says_the_same() -> None:

@@ -396,7 +396,7 @@ def test_vmap_over_inputs_masks_and_parameters(need_weights: bool) -> None:
         torch.testing.assert_close(grad[2], alone[name])
 
 
-@pytest.mark.thinned(10**9, slow=2)
+@pytest.mark.thinned(0, slow=2)
 @pytest.mark.parametrize("kind", ["none", "bool", "hint", "padding"])
 @with_and_without_weights
 def test_compiled_whole_it_says_the_same(kind: str, need_weights: bool) -> None:
@@ -420,6 +420,7 @@ def test_compiled_whole_it_says_the_same(kind: str, need_weights: bool) -> None:
     assert_same(answers[0], answers[1])
 
 
+@pytest.mark.slow
 def test_compiled_whole_a_row_that_sees_nothing_is_nan() -> None:
     torch._dynamo.reset()
     ours, _ = twins(batch_first=True)
@@ -442,6 +443,7 @@ class Alone(nn.Module):
         return output
 
 
+@pytest.mark.slow
 def test_exported_it_takes_other_batches_and_lengths() -> None:
     ours, theirs = (module.eval() for module in twins(batch_first=True))
     sizes = {0: torch.export.Dim("n", min=2), 1: torch.export.Dim("length", min=2)}

@@ -516,6 +516,7 @@ def test_a_cache_does_not_keep_its_module_alive() -> None:
     assert reference() is None and cache.seen == L
 
 
+@pytest.mark.slow
 def test_a_compiled_step_refuses_another_modules_cache(fresh_compiler: None) -> None:
     mha, other, x = layer(), layer(seed=1), tokens()
     cache = mha.cache(B, L)
@@ -805,6 +806,7 @@ def test_compiled_steps_are_one_graph_and_the_same_numbers(name: str, ragged: bo
     assert counter.frame_count == (1 if ragged else 2)  # a prefill is another shape
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_steps_compiled_by_inductor_are_the_same_numbers(fresh_compiler: None) -> None:

@@ -498,6 +498,7 @@ def assert_loaded(new: MultiHeadAttention, expected: Mapping[str, Tensor]) -> No
     assert all(torch.equal(state[name], value) for name, value in expected.items())
 
 
+@pytest.mark.thinned(4, slow=2)
 @pytest.mark.parametrize("options", SIZES.values(), ids=SIZES)
 @every_foreign
 def test_weights_load_from_other_peoples_names(theirs: Theirs, options: dict[str, Any]) -> None:
@@ -683,6 +684,7 @@ SINCE = {"ImageGPT": (5, 21), "ViT": (5, 9), "ModernBERT": (5, 21)}
 of_real_models = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 
 
+@pytest.mark.thinned(4)
 @of_real_models
 @pytest.mark.parametrize("name", LOADED)
 def test_real_layers_load_and_say_the_same(name: str) -> None:

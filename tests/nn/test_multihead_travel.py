@@ -134,7 +134,7 @@ def test_compiled_in_one_graph_equals_eager_forward_and_back(kind: Kind) -> None
     assert_same(kind.results(torch.compile(mha, fullgraph=True, backend="aot_eager")), kind.results(mha))
 
 
-@pytest.mark.thinned(10**9, slow=3)
+@pytest.mark.thinned(0, slow=2)
 @pytest.mark.parametrize("name", ["self", "causal", "cross", "padding", "grouped"])
 def test_one_graph_serves_all_lengths(name: str, counter: Any) -> None:
     """One for the first length it sees, one for all others; forward and back."""
@@ -150,7 +150,7 @@ def test_one_graph_serves_all_lengths(name: str, counter: Any) -> None:
     assert counter.frame_count <= 2, counter.frame_count
 
 
-@pytest.mark.thinned(keep=["grouped"], slow=2)
+@pytest.mark.thinned(0, slow=3)
 @pytest.mark.usefixtures("fresh_compiler")
 @every_kind
 def test_weights_come_out_of_a_compiled_module_as_a_map(kind: Kind) -> None:
@@ -166,6 +166,7 @@ def test_weights_come_out_of_a_compiled_module_as_a_map(kind: Kind) -> None:
     assert_same(mine, theirs)
 
 
+@pytest.mark.slow
 def test_a_compiled_module_keeps_learning(counter: Any) -> None:
     """Its graph reads the weights where they lie: steps of an optimiser do not compile it again."""
     kind = KINDS["self"]
@@ -222,7 +223,7 @@ def call_of(kind: Kind, *inputs: Tensor) -> tuple[tuple[Any, ...], dict[str, Any
     return (inputs[0], memory, memory, inputs[-1] if kind.pads else None), {"need_weights": False}
 
 
-@pytest.mark.thinned(99, keep=["padding"])
+@pytest.mark.thinned(0, slow=2)
 @every_kind
 def test_an_exported_program_takes_any_batch_and_lengths(kind: Kind) -> None:
     mha = kind.module()
@@ -277,6 +278,7 @@ def test_a_traced_module_takes_other_weights() -> None:
 # Precision
 
 
+@pytest.mark.thinned(4, slow=2)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("gradients", [True, False], ids=["gradients", "express"])
 @every_kind
@@ -598,6 +600,7 @@ WAYS: dict[str, Copy] = {
 }
 
 
+@pytest.mark.thinned(4, slow=2)
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize(
     ("subject", "other"), [("q_proj", "k_proj"), ("k_proj", "v_proj"), ("q_proj", "v_proj")]

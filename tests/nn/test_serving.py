@@ -51,6 +51,7 @@ def module(dtype: torch.dtype, **options: Any) -> hw.MultiHeadAttention:
     return hw.MultiHeadAttention(E, H, dtype=dtype, **options)
 
 
+@pytest.mark.thinned(4, slow=2)
 @every_mask
 @pytest.mark.parametrize("options", SEVERAL.values(), ids=SEVERAL)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
