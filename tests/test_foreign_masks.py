@@ -420,7 +420,7 @@ REFUSALS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "other rows": (
         lambda: from_huggingface(some(2, 1, 7, 7), query_len=5),
         ShapeError,
-        "attention_mask must have a row per query: 7 for 5 queries; cut it",
+        "attention_mask must have one row per query: got 7 for 5 queries; pass only",
     ),
     "more queries than positions": (
         lambda: from_huggingface(some(2, 7), query_len=11),

@@ -100,10 +100,10 @@ ATTENTION: Habits = {
     "a Mask in causal's place": (lambda: attend(causal=hw.Mask.causal()), "Mask(right=0) .. mask="),
     "a scale by name": (lambda: attend(scale="sqrt"), "scale .. got 'sqrt' .. leave it out"),
     "dropout=True": (lambda: attend(dropout=True), "got True .. share of weights"),
-    "backend='math'": (lambda: attend(backend="math"), "got 'math' .. is 'plain' here"),
+    "backend='math'": (lambda: attend(backend="math"), "got 'math' .. use 'plain' for torch's math"),
     "torch's own enum": (
         lambda: attend(backend=SDPBackend.EFFICIENT_ATTENTION),
-        "EFFICIENT_ATTENTION .. is 'efficient' here",
+        "EFFICIENT_ATTENTION .. use 'efficient' for",
     ),
 }
 

@@ -165,7 +165,7 @@ def check_module(device: torch.device) -> str:
     for name, error in errors.items():
         if error > HALF_THE_DIGITS:
             raise ArithmeticError(
-                f"{name} of the module differ by {error:.2g} from torch.nn.MultiheadAttention"
+                f"{name} of the module and of torch.nn.MultiheadAttention differ by {error:.2g}"
             )
     return f"ok: the module is within {max(errors.values()):.0e} of torch.nn.MultiheadAttention"
 
@@ -189,7 +189,7 @@ def check_attention(device: torch.device) -> str:
             if error > 2 * (_error(plain[at], truth[at]) + roundings[at]):
                 result = ("output", "weights")[at]
                 raise ArithmeticError(
-                    f"{result} of backend {name} differ by {error:.2g} from a plain softmax"
+                    f"{result} of backend {name} and of a plain softmax differ by {error:.2g}"
                 )
     dtype = str(q.dtype).removeprefix("torch.")
     return f"ok: {', '.join(names)} are as exact as a plain softmax in {dtype}"

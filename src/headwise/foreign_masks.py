@@ -196,8 +196,8 @@ def from_huggingface(
         )
     if query_len is not None and not fits(attention_mask.shape[2], query_len):
         raise ShapeError(
-            f"attention_mask must have a row per query: {attention_mask.shape[2]} for {query_len} queries; "
-            "cut it to the queries of this call"
+            f"attention_mask must have one row per query: got {attention_mask.shape[2]} for {query_len} "
+            "queries; pass only the rows of these queries"
         )
     if attention_mask.is_floating_point():
         return _from_additive(attention_mask)

@@ -128,8 +128,8 @@ class Scoring:
             if isinstance(number, Tensor) or not hasattr(number, "__float__"):
                 shown = repr(number) if isinstance(number, str) else type(number).__name__
                 raise ArgumentError(
-                    f"{name} must be a plain number: got {shown}; leave it out for the default; a learned "
-                    "scale can multiply q instead"
+                    f"{name} must be a plain number: got {shown}; leave it out for the default, or multiply "
+                    "q by a learned scale"
                 )
         if softcap is not None and not 0 < softcap < math.inf:
             raise ArgumentError(f"softcap must be above 0 and finite: got {softcap}; use None for no cap")

@@ -93,7 +93,7 @@ def test_a_wrong_module_is_noticed(capsys, monkeypatch, without_gpus) -> None:
     monkeypatch.setattr(headwise.MultiHeadAttention, "forward", a_little_wrong)
     code, printed = run(capsys)
     assert code == 1
-    assert "output of the module differ by 1e-05 from torch.nn.MultiheadAttention" in printed
+    assert "output of the module and of torch.nn.MultiheadAttention differ by 1e-05" in printed
     assert printed.splitlines()[-1].startswith("1 of ")
 
 
@@ -109,15 +109,20 @@ def test_a_wrong_backend_is_named(monkeypatch, backend: str, wrong: float) -> No
     monkeypatch.setattr(doctor, "attention", a_little_wrong)
     line = by_name(examine())["check attention on cpu"]
     assert not line.ok
-    assert f"output of backend {backend} differ by " in line.problem
+    assert f"output of backend {backend} and of a plain softmax differ by " in line.problem
 
 
 def test_wrong_weights_are_noticed(monkeypatch) -> None:
     right = headwise.AttentionMap.dense
     monkeypatch.setattr(headwise.AttentionMap, "dense", lambda self: right(self).roll(1, dims=-1))
     lines = by_name(examine())
-    assert "weights of the module differ by" in lines["check module on cpu"].problem
-    assert "weights of backend auto differ by" in lines["check attention on cpu"].problem
+    assert (
+        "weights of the module and of torch.nn.MultiheadAttention differ by"
+        in lines["check module on cpu"].problem
+    )
+    assert (
+        "weights of backend auto and of a plain softmax differ by" in lines["check attention on cpu"].problem
+    )
 
 
 def test_a_check_that_breaks_is_a_line_not_a_traceback(capsys, monkeypatch) -> None:

@@ -217,7 +217,7 @@ def backend_named(name: str) -> Backend:
     advice = nearest(str(name), ["auto", *(b.name for b in BACKENDS)])
     torchs = TORCHS.get(str(name).rpartition(".")[2].lower())
     if torchs is not None:
-        advice = f"torch's {name} is {torchs!r} here"
+        advice = f"use {torchs!r} for torch's {name}"
     raise ArgumentError(f"backend must be auto or a known name: got {name!r}; {advice}")
 
 
