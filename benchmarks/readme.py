@@ -29,7 +29,7 @@ def speed(results: Iterable[Report]) -> str:
     sizes, (ours, dense) = record["sizes"], (_cost(record, record[arm]) for arm in ("ours", "peer"))
     heads = f"{sizes['H']} heads over {sizes['L']:,} tokens"
     return (
-        f"All statistics of {heads}, on {place('cuda', record['run'])}: {ours} where the matrix takes "
+        f"All statistics of {heads}, on {place('cuda', record['run'])}: {ours}; from the full matrix "
         f"{dense}.\n"
     )
 

@@ -623,12 +623,10 @@ def test_readme_says_of_roles_what_was_measured() -> None:
     role = hw.roles(*minilm()[:2]).found["pronoun > antecedent"]
     layer, head, share = role.heads[0]
     cases = f"{share * role.cases:.0f} of {role.cases} test sentences"
-    rule = f"the best rule without a model finds it in {max(role.rules.values()) * role.cases:.0f}"
+    rule = f"the best simple rule finds it in {max(role.rules.values()) * role.cases:.0f}"
     assert f"head {layer}.{head} attends from a pronoun to its antecedent in {cases}, where {rule}" in readme
     roles = hw.roles(*mini()[:2]).found
     assert list(roles) == ["possessed > possessor", "relative pronoun > antecedent"]
     assert {(role.layer, role.head) for role in roles.values()} == {(2, 4)}
-    named = (
-        "In mini, head 2.4 attends from a relative pronoun to its antecedent and from a possessed noun to its"
-    )
-    assert named in readme
+    named = "attends from a relative pronoun to its antecedent and from a possessed noun to its possessor"
+    assert f"In mini, head 2.4 (head 4 of layer 2) {named}" in readme

@@ -41,7 +41,7 @@ export function rolesList(roles: RoleData[] | null): HTMLElement | null {
         "span",
         { class: "quiet" },
         ` of ${counted(role.cases)} cases${interval(role)};` +
-          ` the best rule without a model, “${role.rule}”, is right in ${short(role.rule_share)} of them.`,
+          ` the best simple rule, “${role.rule}”, is right in ${short(role.rule_share)} of them.`,
       ),
     ),
   );

@@ -112,7 +112,7 @@ other_models = {  # relation: MiniLM-L6, SmolLM2-135M
 }
 figure, axes = pyplot.subplots(figsize=(8.5, 3.8), layout="constrained")
 rules = [max(roles[name].rules.values()) for name in other_models]
-axes.barh(range(6), rules, color="#d9dce2", label="best rule without a model")
+axes.barh(range(6), rules, color="#d9dce2", label="best simple rule")
 columns = {
     "mini": ([roles[name].share for name in other_models], "#b06a00", "s"),
     "MiniLM-L6": ([numbers[0] for numbers in other_models.values()], "#1c2c9b", "o"),
