@@ -100,18 +100,18 @@ def arguments() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--only", metavar="PATTERN", help="cases whose names fit, e.g. 'watch*,row*'")
-    parser.add_argument("--out", metavar="DIR", type=Path, help="where results lie (benchmarks/results)")
+    parser.add_argument("--only", metavar="PATTERN", help="cases with matching names, e.g. 'watch*,row*'")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="folder of results (benchmarks/results)")
     parser.add_argument(
-        "--longest", metavar="TOKENS", type=int, default=LENGTHS[-1], help="of the grid (2048)"
+        "--longest", metavar="TOKENS", type=int, default=LENGTHS[-1], help="longest length (2048)"
     )
-    parser.add_argument("--turns", metavar="N", type=int, default=TURNS, help=f"turns of each ({TURNS})")
-    parser.add_argument("--seconds", metavar="N", type=float, default=float("inf"), help="none after that")
-    parser.add_argument("--missing", action="store_true", help="not those stored at this commit")
-    parser.add_argument("--commit", metavar="HASH", help="the commit, where git cannot tell")
+    parser.add_argument("--turns", metavar="N", type=int, default=TURNS, help=f"turns per case ({TURNS})")
+    parser.add_argument("--seconds", metavar="N", type=float, default=float("inf"), help="time limit")
+    parser.add_argument("--missing", action="store_true", help="skip cases stored at this commit")
+    parser.add_argument("--commit", metavar="HASH", help="the commit, if there is no git")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, few turns; stored only with --out")
     parser.add_argument("--list", action="store_true", help="names of the cases")
-    parser.add_argument("--show", action="store_true", help="say what is stored")
+    parser.add_argument("--show", action="store_true", help="show stored results")
     return parser
 
 

@@ -337,10 +337,10 @@ def arguments() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out", metavar="DIR", type=Path, default=report.RESULTS, help="where results lie")
-    parser.add_argument("--longest", metavar="TOKENS", type=int, default=LONG, help=f"stop there ({LONG})")
-    parser.add_argument("--commit", metavar="HASH", help="the commit, where git cannot tell")
-    parser.add_argument("--show", action="store_true", help="say what is stored")
+    parser.add_argument("--out", metavar="DIR", type=Path, default=report.RESULTS, help="folder of results")
+    parser.add_argument("--longest", metavar="TOKENS", type=int, default=LONG, help=f"longest text ({LONG})")
+    parser.add_argument("--commit", metavar="HASH", help="the commit, if there is no git")
+    parser.add_argument("--show", action="store_true", help="show stored results")
     return parser
 
 

@@ -135,14 +135,14 @@ def arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument(
-        "--only", metavar="PATTERN", help="cells whose names fit, e.g. 'forward_softcap*,first*'"
+        "--only", metavar="PATTERN", help="cells with matching names, e.g. 'forward_softcap*,first*'"
     )
-    parser.add_argument("--out", metavar="DIR", type=Path, help="where results lie (benchmarks/results)")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="folder of results (benchmarks/results)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, few turns; stored only with --out")
-    parser.add_argument("--seconds", metavar="N", type=float, default=float("inf"), help="no cell after that")
-    parser.add_argument("--missing", action="store_true", help="not those stored at this commit")
+    parser.add_argument("--seconds", metavar="N", type=float, default=float("inf"), help="time limit")
+    parser.add_argument("--missing", action="store_true", help="skip cases stored at this commit")
     parser.add_argument("--warm", metavar="N", type=int, default=0, help="processes that compile first")
-    parser.add_argument("--commit", metavar="HASH", help="the commit, where git cannot tell")
+    parser.add_argument("--commit", metavar="HASH", help="the commit, if there is no git")
     parser.add_argument("--list", action="store_true", help="names of the cells")
     parser.add_argument("--first", choices=FIRST, help=argparse.SUPPRESS)  # what a child does
     parser.add_argument("--share", type=int, nargs=2, help=argparse.SUPPRESS)  # likewise: number, of

@@ -113,7 +113,7 @@ def _counting() -> Iterator[list[int]]:
 def main(arguments: list[str] | None = None) -> None:
     """Count and show the traffic, and write it with --out."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description="Bytes between devices.")
-    parser.add_argument("--out", type=Path, help="where scale.json goes")
+    parser.add_argument("--out", type=Path, help="folder for scale.json")
     out: Path | None = parser.parse_args(arguments).out
     table = Table("over devices", "ranks", "way", "formula", "counted")
     rows = []

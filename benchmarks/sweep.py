@@ -193,11 +193,11 @@ def arguments() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--out", metavar="DIR", type=Path, default=report.RESULTS, help="where results lie")
+    parser.add_argument("--out", metavar="DIR", type=Path, default=report.RESULTS, help="folder of results")
     parser.add_argument(
-        "--longest", metavar="TOKENS", type=int, default=LENGTHS[-1], help="stop there (1048576)"
+        "--longest", metavar="TOKENS", type=int, default=LENGTHS[-1], help="longest length (1048576)"
     )
-    parser.add_argument("--commit", metavar="HASH", help="the commit, where git cannot tell")
+    parser.add_argument("--commit", metavar="HASH", help="the commit, if there is no git")
     parser.add_argument("--plot", action="store_true", help="write picture and table from stored results")
     return parser
 

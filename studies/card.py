@@ -400,8 +400,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m studies.card", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--write", action="store_true", help="let the model go on the prompts anew")
-    parser.add_argument("--milliseconds", type=float, help="of 16 tokens in a browser, to be stored")
+    parser.add_argument("--write", action="store_true", help="let the model continue the prompts again")
+    parser.add_argument("--milliseconds", type=float, help="time of 16 tokens in a browser, to store")
     parser.add_argument("--model", type=Path, default=FOLDER)
     options = parser.parse_args(arguments)
     training = _stored(TRAINING, "python -m studies.words_ship")

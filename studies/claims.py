@@ -97,8 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--model", nargs="+", metavar=("NAME", "FILE"), help="minilm, mini, or smollm2 [FILE]"
     )
-    parser.add_argument("--table", action="store_true", help="print what is stored, as Markdown")
-    parser.add_argument("--roles", type=Path, help="roles that were measured before, as to_json wrote them")
+    parser.add_argument("--table", action="store_true", help="print stored results as Markdown")
+    parser.add_argument("--roles", type=Path, help="measured roles, a file of to_json")
     parser.add_argument("--out", type=Path, default=RESULTS, help="a folder for the result")
     options = parser.parse_args(arguments)
     if options.table:

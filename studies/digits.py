@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--out", metavar="FILE", type=Path, default=Path("digits.html"), help="the page")
     parser.add_argument("--image", metavar="N", type=int, default=0, help="which picture of the test set (0)")
-    parser.add_argument("--steps", metavar="N", type=int, help="train less than 20 times through")
+    parser.add_argument("--steps", metavar="N", type=int, help="steps; default: 20 epochs")
     options = parser.parse_args(arguments)
     learn, test = data()
     if not 0 <= options.image < len(test.labels):

@@ -96,11 +96,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about = (__doc__ or "").split("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m studies.effects", description=about)
     parser.add_argument("--model", nargs="+", metavar=("NAME", "FILE"), help="mini, or smollm2 [FILE]")
-    parser.add_argument("--table", action="store_true", help="print what is stored, as Markdown")
-    parser.add_argument("--roles", type=Path, help="roles that were measured before, as to_json wrote them")
-    parser.add_argument(
-        "--also", nargs="+", default=[], help="relations that were not found: their best head"
-    )
+    parser.add_argument("--table", action="store_true", help="print stored results as Markdown")
+    parser.add_argument("--roles", type=Path, help="measured roles, a file of to_json")
+    parser.add_argument("--also", nargs="+", default=[], help="missing relations: use their best head")
     parser.add_argument("--out", type=Path, default=RESULTS, help="a folder for the result")
     options = parser.parse_args(arguments)
     if options.table:

@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m studies.pages", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--roles", nargs="+", choices=list(TITLES), default=[], help="models to measure anew")
+    parser.add_argument("--roles", nargs="+", choices=list(TITLES), default=[], help="models to measure")
     for name in parser.parse_args(arguments).roles:
         model, tokenizer, _ = load(name)
         roles = hw.roles(model, tokenizer, keep=False)

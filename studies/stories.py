@@ -134,7 +134,7 @@ MALE, FEMALE = _allowed(MALE_NOUNS), _allowed(FEMALE_NOUNS)
 
 
 def words() -> set[str]:
-    """Every word that may be written."""
+    """Return every word that the grammar can write."""
     lists = [*LISTS.values(), MALE, FEMALE, MALE_NAMES, FEMALE_NAMES]
     return {word for some in lists for word in some} | {
         w for some in (ACTS, MEET, DO, MOVE) for f in some for w in f
@@ -143,7 +143,7 @@ def words() -> set[str]:
 
 @dataclass(frozen=True)
 class Person:
-    """A person, and what follows from who it is."""
+    """A person, with typical acts, states, things and places."""
 
     noun: str
     male: bool
@@ -169,7 +169,7 @@ class Person:
 
 
 def person(noun: str, male: bool, named: bool, salt: object = "") -> Person:
-    """Return the person of a noun or name; what follows from it is drawn by the noun, or by another salt."""
+    """Return the person of a noun or name; its acts and things are drawn by the noun and the salt."""
     draw = random.Random(f"{noun} {salt}")
     return Person(
         noun, male, named, tuple(draw.sample(ACTS, 2)), tuple(draw.sample(LISTS["state"], 2)),
@@ -187,7 +187,7 @@ PEOPLE = {
 
 
 class Writer:
-    """Writes documents, by a generator of random numbers."""
+    """Writes random documents."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -196,11 +196,11 @@ class Writer:
         return self.draw.choice(LISTS[name])
 
     def some(self, text: str, share: float = 0.5) -> str:
-        """The text with a space behind it, or nothing."""
+        """Return the text with a space after it, or "" at random."""
         return f"{text} " if self.draw.random() < share else ""
 
     def np(self, actor: Person, bare: bool = False) -> str:
-        """A person as a phrase."""
+        """Return a phrase for a person."""
         if actor.named:
             return actor.noun
         return f"{self.draw.choice(('the', 'the', 'the', 'a', 'this', 'every' if bare else 'the'))} {self.look(0.35)}{actor.noun}"
@@ -212,7 +212,7 @@ class Writer:
         return first + (f"{self.of('look')} " if self.draw.random() < 0.2 else "")
 
     def thing(self, noun: str | None = None) -> str:
-        """A thing as a phrase, with an article."""
+        """Return a phrase for a thing, with an article."""
         article = self.draw.choice(("the", "the", "a", "this", "every"))
         return f"{article} {self.look(0.4)}{self.some(self.of('stuff'), 0.2)}{noun or self.of('thing')}"
 
@@ -226,7 +226,7 @@ class Writer:
         return self.draw.choice(actor.acts)[0]
 
     def of_person(self, actor: Person, verb: bool = True) -> str:
-        """What a person did: after the subject, which it follows from."""
+        """Return a predicate that fits the person."""
         draw = self.draw
         kind = draw.randrange(5)
         if kind == 0:
@@ -242,7 +242,7 @@ class Writer:
         return f"{self.act(actor)} {self.where(draw.choice(actor.places))}"
 
     def aux(self, actor: Person) -> str:
-        """The same with an auxiliary."""
+        """Return a predicate with an auxiliary verb."""
         draw = self.draw
         if draw.random() < 0.5:
             modal, act = draw.choice(MODALS), draw.choice(actor.acts)[1]
@@ -252,7 +252,7 @@ class Writer:
         return f"{draw.choice(('has', 'had'))} {self.adverb()}{draw.choice(('hidden', 'taken', 'wanted', 'chosen', 'used', 'needed'))} the {self.look(0.2)}{draw.choice(actor.wishes)}"
 
     def subject(self, actor: Person, other: Person) -> str:
-        """A subject that something may stand between and its verb."""
+        """Return a subject, often with words between it and its verb."""
         draw, np = self.draw, self.np(actor)
         kind = draw.randrange(8)
         if kind == 0:
@@ -268,7 +268,7 @@ class Writer:
         return np
 
     def sentence(self, a: Person, b: Person) -> str:
-        """A sentence about two people, of whom one is male."""
+        """Return a sentence about a man and a woman."""
         draw, A, B = self.draw, self.np(a), self.np(b)
         actor, other = (a, b) if draw.random() < 0.5 else (b, a)
         meet = draw.choice(MEET)[0]
@@ -333,7 +333,7 @@ class Writer:
         return self.written(front + text, "." if draw.random() < 0.95 else "!")
 
     def written(self, text: str, end: str) -> str:
-        """As it is written: articles, spaces, the capital letter, the end."""
+        """Return the sentence with correct articles, spaces, capital letter and end."""
         words = text.split()
         for at, word in enumerate(words[:-1]):
             if word == "a" and words[at + 1][0] in "aeiou":
@@ -344,7 +344,7 @@ class Writer:
         return line[0].upper() + line[1:] + end
 
     def pair(self, salt: object = "") -> tuple[Person, Person]:
-        """A male and a female person, in either order."""
+        """Return a male and a female person, in either order."""
         both = []
         for male in (True, False):
             some = PEOPLE[male, self.draw.random() < 0.3]
@@ -354,7 +354,7 @@ class Writer:
         return both[0], both[1]
 
     def facts(self, actor: Person) -> Iterator[str]:
-        """What a story says of a person, before it can be used."""
+        """Yield sentences with facts about a person."""
         np = actor.noun if actor.named else f"the {actor.noun}"
         for line in (
             f"{np} {self.act(actor)} {self.where(actor.places[0])}", f"{np} was {' and '.join(actor.states)}",
@@ -365,7 +365,7 @@ class Writer:
                 yield self.written(line, ".")
 
     def story(self) -> str:
-        """Facts about four people, who are different in every story, then sentences that follow from them."""
+        """Return a story: facts about four new people, then sentences that follow from the facts."""
         draw, salt = self.draw, self.draw.random()
         people = [actor for _ in range(2) for actor in self.pair(salt)]
         lines = [line for actor in people for line in self.facts(actor)]
@@ -379,7 +379,7 @@ class Writer:
         return " ".join(lines)
 
     def document(self) -> str:
-        """A story, or one to four sentences."""
+        """Return a story, or one to four sentences."""
         if self.draw.random() < 0.3:
             return self.story()
         return " ".join(self.sentence(*self.pair()) for _ in range(self.draw.choice((1, 1, 2, 3, 4))))

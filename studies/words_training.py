@@ -55,7 +55,7 @@ HEAD = 32
 
 @dataclass
 class Clock:
-    """How long this run has taken, and how long it may."""
+    """The elapsed time of this run, and its limit."""
 
     seconds: float
 
@@ -112,14 +112,14 @@ def token_bytes(folder: str) -> tuple[list[bytes], frozenset[int]]:
 
 
 def encoded(folder: str, texts: list[str]) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """Tokens of texts one after another, uint16, and where each begins."""
+    """Return the concatenated tokens of texts, uint16, and the start of each text."""
     rows = [each.ids for each in tokenizer(folder).encode_batch(texts)]
     starts = numpy.cumsum([0, *map(len, rows)])[:-1]
     return numpy.array([i for row in rows for i in row], numpy.uint16), starts.astype(numpy.int64)
 
 
 def cleaned(text: str, is_whole: bool) -> str | None:
-    """A text of the teacher as it may be read: whole sentences, no marks of headings; None: of no use."""
+    """Return a text of the teacher in whole sentences, without Markdown; None if it is of no use."""
     text = text.translate(
         {ord(a): b for a, b in zip("“”‘’–—…", ('"', '"', "'", "'", "-", " - ", "..."), strict=True)}
     )
@@ -136,7 +136,7 @@ def cleaned(text: str, is_whole: bool) -> str | None:
 
 
 def read_wave(folder: str, rows: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray, bytes, int]:
-    """What the teacher wrote, [B, N], as our tokens; the same packed; how many bytes of text."""
+    """Return texts of the teacher as our tokens, their starts, the packed tokens, and the bytes."""
     table, ends = token_bytes(folder)
     texts = []
     for row in rows.tolist():
@@ -155,7 +155,7 @@ def write_stories(folder: str, seed: int, letters: int) -> tuple[numpy.ndarray, 
 
 
 def read_natural(folder: str) -> dict[str, Any]:
-    """The natural texts by kind; those for validation with their bytes."""
+    """Return the natural texts by kind, and those for validation with their number of bytes."""
     with lzma.open(f"{folder}/natural.xz", "rt", encoding="utf-8") as file:
         texts = json.load(file)
     result: dict[str, Any] = {}
@@ -173,7 +173,7 @@ def read_natural(folder: str) -> dict[str, Any]:
 
 
 def measure_checkpoint(folder: str, name: str, place: str) -> tuple[dict[str, Any], str]:
-    """Every number of every head, and the roles, of a checkpoint."""
+    """Return all numbers of all heads of a checkpoint, and its roles."""
     from safetensors.torch import load_file
 
     from .checkpoints import scores_of
@@ -192,20 +192,20 @@ def measure_checkpoint(folder: str, name: str, place: str) -> tuple[dict[str, An
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [B, H, T, D] with its first channels rotated, in halves."""
+    """Return x [B, H, T, D] with its first channels rotated, in halves."""
     a, b, rest = x[..., : ROPE_DIMS // 2], x[..., ROPE_DIMS // 2 : ROPE_DIMS], x[..., ROPE_DIMS:]
     return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
 
 
 def qkv_of(x: Tensor, w: Sequence[Tensor], cos: Tensor, sin: Tensor) -> list[Tensor]:
-    """q, k, v [B, H, T, D] of the stream x [B, T, E]."""
+    """Return q, k, v [B, H, T, D] of the residual stream x [B, T, E]."""
     y = functional.rms_norm(x, (x.shape[-1],), w[4], 1e-5)
     q, k, v = (functional.linear(y, each).unflatten(-1, (-1, HEAD)).transpose(1, 2) for each in w[:3])
     return [turn(q, cos, sin).to(v.dtype), turn(k, cos, sin).to(v.dtype), v]
 
 
 def after(x: Tensor, heads: Tensor, w: Sequence[Tensor]) -> Tensor:
-    """The stream after a layer, from its heads' outputs [B, H, T, D]."""
+    """Return the residual stream after a layer with these outputs of heads [B, H, T, D]."""
     x = x + functional.linear(heads.transpose(1, 2).flatten(2), w[3])
     y = functional.rms_norm(x, (x.shape[-1],), w[7], 1e-5)
     return x + functional.linear(functional.gelu(functional.linear(y, w[5])), w[6])
@@ -229,7 +229,7 @@ LAYER = (
 
 
 class Net:
-    """A `Transformer`'s weights, and the same sums."""
+    """The weights of a `Transformer`, with a faster forward."""
 
     def __init__(self, name: str, seed: int, device: str, is_compiled: bool) -> None:
         with torch.random.fork_rng(devices=[]):
@@ -257,7 +257,7 @@ class Net:
 
     @torch.no_grad()
     def maps(self, ids: Tensor) -> Tensor:
-        """Weights of all heads, float32 [L, B, H, T, T]."""
+        """Return the attention weights of all heads, float32 [L, B, H, T, T]."""
         T, result = ids.shape[1], []
         hidden = torch.ones(T, T, dtype=torch.bool, device=ids.device).triu(1)
         x = functional.embedding(ids, self.weights["embedding.tokens.weight"])
@@ -288,7 +288,7 @@ def readings(folder: str) -> list[Any]:
 
 @torch.no_grad()
 def quick_roles(net: Net, folder: str) -> dict[str, Any]:
-    """As `headwise.roles`, all sentences of one length at once."""
+    """Return roles as `headwise.roles` does, with sentences of one length in one batch."""
     some = readings(folder)
     heaviest: list[Tensor | None] = [None] * len(some)
     by_length: dict[int, list[int]] = {}
@@ -330,7 +330,7 @@ def quick_roles(net: Net, folder: str) -> dict[str, Any]:
 
 @torch.no_grad()
 def quick_patterns(net: Net) -> dict[str, float]:
-    """The best induction stripe on random tokens said twice, and the best weight on the token before."""
+    """Return the best induction stripe on repeated random tokens, and the best previous-token weight."""
     generator = torch.Generator().manual_seed(7)
     period = 100
     once = torch.randint(1, VOCABULARY, (8, period), generator=generator)
@@ -344,7 +344,7 @@ def quick_patterns(net: Net) -> dict[str, float]:
 
 @torch.no_grad()
 def nats_a_byte(net: Net, ids: Tensor, count: int) -> float:
-    """Of a text of `count` bytes, over windows one after another, each begun by START."""
+    """Return the loss in nats per byte of a text of `count` bytes, over windows that begin with START."""
     compiled, net.block, net.loss_of = (net.block, net.loss_of), block, loss_of
     windows = ids[: len(ids) // LENGTH * LENGTH].view(-1, LENGTH).clone()
     inputs = torch.cat((torch.full_like(windows[:, :1], START), windows[:, :-1]), 1)
@@ -361,7 +361,7 @@ def nats_a_byte(net: Net, ids: Tensor, count: int) -> float:
 
 
 class Windows:
-    """Draws windows of the sources in their shares."""
+    """Draws windows from the sources according to their shares."""
 
     def __init__(self, sources: dict[str, tuple[Tensor, Tensor]], device: str) -> None:
         shares = {name: share for name, share in SHARES.items() if name == "lists" or name in sources}
@@ -383,7 +383,7 @@ class Windows:
         self.ahead = torch.arange(LENGTH + 1, device=device)
 
     def batches(self, seed: int, stretch: int = 200) -> Any:
-        """Inputs and targets [B, T], without an end."""
+        """Yield inputs and targets [B, T] endlessly."""
         draw = torch.Generator().manual_seed(seed)
         while True:
             kinds = torch.multinomial(self.shares, BATCH * stretch, replacement=True, generator=draw)
@@ -415,7 +415,7 @@ def train(
     label: str, name: str, seed: int, windows: Windows, folder: str, seconds: float, is_compiled: bool,
     validation: dict[str, tuple[Tensor, int]], checkpoints: Path | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train for so many seconds; how many steps that is, the first of them tell."""
+    """Train for so many seconds; the first steps determine the number of steps."""
     device = windows.device
     net = Net(name, seed, device, is_compiled)
     wide = [w for w in net.weights.values() if w.ndim > 1]
@@ -500,7 +500,7 @@ def train(
 
 
 def teach(folder: str, pool: Any, device: str, seconds: float, wave: int, tokens: int) -> dict[str, Any]:
-    """Let the teacher write for so many seconds."""
+    """Let the teacher write for so many seconds, and return its texts."""
     teacher = Teacher(Path(folder), device, torch.bfloat16 if device == "cuda" else torch.float32)
     table = numpy.load(Path(folder, "prompts.npz"))
     buckets = sorted((table[key].astype(numpy.int64) for key in table.files), key=len, reverse=True)
@@ -557,7 +557,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=420)
-    parser.add_argument("--teach", type=float, default=60, help="seconds for the teacher, 0: without")
+    parser.add_argument("--teach", type=float, default=60, help="seconds for the teacher; 0: no teacher")
     parser.add_argument("--wave", type=int, default=WAVE)
     parser.add_argument("--written", type=int, default=WRITTEN)
     parser.add_argument("--letters", type=int, default=32_000_000, help="letters of stories")

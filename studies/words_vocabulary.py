@@ -46,7 +46,7 @@ Document = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Words:
-    """Words that shall be one token each."""
+    """Words that get one token each."""
 
     lower: tuple[str, ...]
     names: tuple[str, ...]
@@ -81,7 +81,7 @@ def by_frequency() -> list[str]:
 
 
 def stems(word: str) -> tuple[str, ...]:
-    """Return the word, and what may be left of it without an ending."""
+    """Return the word, and its possible forms without an ending."""
     ends = (word[:-2] + "e", word[:-3] + "e", word[:-3] + "y", word[:-4])
     return (word, word[:-1], word[:-2], word[:-3], word[:-1] + "e", *ends)
 
@@ -113,7 +113,7 @@ def of_lessons() -> set[str]:
 
 
 def wanted(documents: Sequence[Document]) -> Words:
-    """Return the words that shall be one token, from the documents that are trained on."""
+    """Return the words that get one token each, from the training documents."""
     prose = " ".join(
         text for source, _, text in documents if "source" not in source and "documentation" not in source
     )
@@ -138,7 +138,7 @@ def wanted(documents: Sequence[Document]) -> Words:
 
 
 def lines(documents: Sequence[Document], words: Words) -> Iterator[str]:
-    """Yield what byte pairs are learned from."""
+    """Yield the texts from which byte pairs are learned."""
     line = " ".join(["", *words.lower, *words.names])
     for _ in range(REPEATS):
         yield line
