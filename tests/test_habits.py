@@ -121,7 +121,7 @@ MAKING: Habits = {
     "a mask for causal": (lambda: mha(causal=BOOLS), "bool [5, 5] .. mask="),
     "sizes swapped": (lambda: make(8, 512), ShapeError, "8 = 512 * 0 + 8 .. MultiHeadAttention(512, 8)"),
     "sizes that do not divide": (lambda: make(512, 10), ShapeError, "512 = 10 * 51 + 2 .. use 8 or 16"),
-    "a size by /": (lambda: make(66 / 2, H), ShapeError, "got 33.0 .. use 33, by //"),
+    "a size by /": (lambda: make(66 / 2, H), ShapeError, "got 33.0 .. use 33; divide with //"),
     "dropout in per cent": (lambda: mha(dropout=10), "got 10 .. share of weights"),
     "a preset's first name": (lambda: hw.MultiHeadAttention.preset("llama3"), "'llama3' .. 'llama3-8b'?"),
     "from_torch of ours": (lambda: hw.MultiHeadAttention.from_torch(mha()), "load_state_dict"),  # type: ignore[arg-type]
