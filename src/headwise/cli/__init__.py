@@ -112,7 +112,7 @@ def _code(arguments: Sequence[str] | None, interrupted: Callable[[], bool]) -> i
     except KeyboardInterrupt:
         return INTERRUPTED
     except SystemExit as ended:  # how completion ends
-        if isinstance(ended.__context__, BrokenPipeError):  # and how typer does where nobody reads on
+        if isinstance(ended.__context__, BrokenPipeError):  # typer ends so if the pipe is closed
             return 0
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except Exception as error:

@@ -44,7 +44,7 @@ CHANGE = (
     "nats (0 = the "
     "same weights, 0.69 = no key in common)."
 )
-BESIDE = (  # columns where it is measured what heads write
+BESIDE = (  # columns with written norms
     "special", "written_special", "first", "written_first", "entropy", "distance", "previous", "itself",
 )  # fmt: skip
 SPOKEN = 64  # up to this number of tokens, a page shows the outputs of heads

@@ -278,7 +278,7 @@ def _standard_input() -> str | None:
     timer.start()
     try:
         data = sys.stdin.buffer.read(MOST_BYTES + 1)
-    except OSError:  # nobody can read there, as in a notebook
+    except OSError:  # it cannot be read, as in a notebook
         return None
     finally:
         timer.cancel()
@@ -456,7 +456,7 @@ class ProgressLine:
 
     def _write(self, line: str) -> None:
         encoding = self._file.encoding or "ascii"
-        with suppress(OSError, ValueError):  # the terminal is gone: nobody misses it
+        with suppress(OSError, ValueError):  # the terminal is closed
             self._file.write(line.encode(encoding, "replace").decode(encoding))
             self._file.flush()
 

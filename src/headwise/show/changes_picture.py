@@ -167,7 +167,7 @@ class Sheet:
 
     side: float  # of one map
     left: float  # for the names of rows
-    above: float  # for what is said of a head
+    above: float  # for the text on a head
     below: float  # for the names of columns, where every head has its own
     across: int  # heads side by side
     count: int

@@ -65,7 +65,7 @@ def heatmaps(
     """
     _, _, T, S = weights.shape
     names = check_tokens((T, S), tokens, query_tokens, key_tokens)
-    need_matplotlib()  # before the map is computed: what is missing is said at once
+    need_matplotlib()  # before the map is computed, to report a missing package at once
     return draw(cells(weights.select(batch=batch)), (T, S), names)
 
 
@@ -161,7 +161,7 @@ def _written(layer: LayerHeads, call: Record, batch: int, most: int) -> Cells:
             f"written=True must have norms and maps: {layer.path} was called with {list(call.shape)} and "
             f"kept {'no norms' if norms is None else 'no map'}; use watch(model, written=True, keep=True)"
         )
-    real = call.map.real_keys[batch].cpu()  # padding writes nothing, whatever stands there
+    real = call.map.real_keys[batch].cpu()  # padding writes nothing, whatever its norm
     largest = float(norms[batch].masked_fill(~real, 0).max())
     values: Tensor = call.written(batch, most)
     return _hidden(values / largest if largest > 0 else values)

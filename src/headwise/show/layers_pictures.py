@@ -65,7 +65,7 @@ FOUND_COLOUR, MISSED_COLOUR = "#ab337c", "#a4abb8"
 ROW = 0.235  # inches of a relation
 LINE_WIDTH = 80  # characters
 LONGEST = 5  # of a head's name that has its place in the line: 25.14
-NOT_FOUND = "not found: "  # which a column of its own says
+NOT_FOUND = "not found: "  # another column says this
 RULES = {"before": "before", "after": "after", "the first": "first", "the last": "last"}
 
 

@@ -403,7 +403,7 @@ def _line(alignment: Alignment, before: Tensor, after: Tensor) -> list[dict[str,
 
 FINER, PAIRS, FINER_HEADS = 512, 64, 8
 LEAST = 1e-30  # a weight that is 0 and not hidden, as the page's smallest level
-BLOCK = 4096  # queries whose heaviest keys are looked for at a time
+BLOCK = 4096  # queries per step of the search for the top keys
 
 Finer = list[tuple[str, int]]  # by path and head
 Texts = dict[tuple[str, ...], int]  # lists of tokens, each once, and its number

@@ -107,7 +107,7 @@ def terminal_heatmaps(
         ▒ 0.1  ▓ 0.25  █ 0.5
         empty: none
     """
-    table_class()  # before anything is computed: what is missing is said at once
+    table_class()  # before anything is computed, to report errors at once
     if width < LEAST:
         raise ArgumentError(f"width must be at least {LEAST} columns: got {width}; use a wider terminal")
     some = heads.chosen(chosen)

@@ -37,7 +37,7 @@ PLAIN = {int, float, bool, str}  # types of numbers, switches and words
 class Choices:
     """One combination of the choices that the arguments of a constructor leave open."""
 
-    few_keys: bool = True  # half as many heads of keys and values, where that can be said
+    few_keys: bool = True  # half as many key/value heads, if there is an argument
     per_head: bool = True  # d_k is the width of one head, not of all
     swapped: bool = False  # what no name explains: heads before width
     defaults: bool = False  # nothing that has a default is set
@@ -66,7 +66,7 @@ class ArgumentValues:
     arguments: Mapping[str, object]
     allowed: set[str]  # fields that no name explains, and that it cannot do without
     containers: set[str]  # fields that turned out to have fields of their own
-    switches: Collection[str] = ()  # names under whose condition the future is hidden
+    switches: Collection[str] = ()  # flags that hide later keys
     fields: dict[str, object] = dataclasses.field(default_factory=dict)  # by path, in the order of use
     made_up: dict[str, object] = dataclasses.field(default_factory=dict)
     by_place: dict[str, int] = dataclasses.field(
