@@ -465,7 +465,7 @@ def test_a_mask_that_takes_the_place_of_another_is_seen() -> None:
             return self.W_o(self.join(scores.softmax(-1) @ v))
 
     evidence = examine(Overwrites)
-    both = evidence.call("padding causal")
+    both = evidence.call("padding + causal")
     assert both is not None
     assert both.output is not None
     truth = evidence.truth(both)

@@ -224,8 +224,8 @@ def test_right_styles_are_proved_on_every_probe(obj: Any) -> None:
     assert not wrong, wrong
 
 
-MASKED = {"causal", "padding", "random mask", "padding causal", "empty row", "scores x1e4 with mask"}
-PAIRS = {"causal", "random mask", "padding causal"}
+MASKED = {"causal", "padding", "random mask", "padding + causal", "empty row", "scores x1e4 with mask"}
+PAIRS = {"causal", "random mask", "padding + causal"}
 
 
 @pytest.mark.thinned
@@ -239,7 +239,7 @@ PAIRS = {"causal", "random mask", "padding causal"}
         (SequenceFirst, "mask", "bool", True, "[T, S, B]", MASKED),
         (ReturnsWeights, "attn_mask", "bool", False, "[B, T, S]", MASKED),
         (AdditiveMask, "bias", "added", None, "[B, 1, T, S]", MASKED),
-        (KeyPaddingMask, "key_padding_mask", "bool", False, "[B, S]", MASKED - {"causal", "padding causal"}),
+        (KeyPaddingMask, "key_padding_mask", "bool", False, "[B, S]", MASKED - PAIRS | {"random mask"}),
         (Lengths, "valid_lens", "lengths", None, "[B]", MASKED - PAIRS),
         (nn.MultiheadAttention, "attn_mask", "bool", False, "[B*H, T, S]", MASKED),
         (TorchFunction, "attn_mask", "bool", True, "[B, 1, T, S]", MASKED),

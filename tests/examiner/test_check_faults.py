@@ -44,14 +44,14 @@ def inputs_of(kind: str) -> ProbeInputs:
     drawn[:, torch.arange(T), torch.randint(T, (T,))] = True
     masks = {
         "plain": None, "longer memory": None, "causal": causal, "padding": padding, "random mask": drawn,
-        "padding causal": causal & padding,
+        "padding + causal": causal & padding,
     }  # fmt: skip
     if kind == "large scores":
         return ProbeInputs(inputs[0] * 1e6, *inputs[1:], drawn)
-    return ProbeInputs(*inputs, masks[kind], padding if kind == "padding causal" else None)
+    return ProbeInputs(*inputs, masks[kind], padding if kind == "padding + causal" else None)
 
 
-PROBES = ("plain", "longer memory", "causal", "padding", "random mask", "padding causal", "large scores")
+PROBES = ("plain", "longer memory", "causal", "padding", "random mask", "padding + causal", "large scores")
 
 
 def evidence(outputs: dict[str, Tensor | None], own: Weights | None = None) -> Evidence:

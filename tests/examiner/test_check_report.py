@@ -68,7 +68,7 @@ def right() -> Report:
         roles={"q": Role("W_q.weight", "names"), "o": Role("W_o", "gradients", transposed=True)},
         errors={"plain": 2.2e-16, "causal": 4.4e-16},
         protections=[
-            "user namespace: no rights over the system",
+            "user namespace: no privileges",
             "Landlock 6: reads little",
             "limits: time, memory",
         ],
@@ -159,7 +159,7 @@ def test_a_right_one_is_short_and_happy(show: Rendering) -> None:
     text = flat(show(right()))
     assert text.startswith("✓ MyAttention computes what torch's class computes, to 4e-16. Well done!")
     for words in (
-        "2 test inputs with torch.nn.MultiheadAttention, largest difference 4e-16",
+        "with torch.nn.MultiheadAttention on 2 test inputs, largest difference 4e-16",
         "plain, causal",
         "forward(x), batch first",
         "queries W_q.weight",
@@ -170,8 +170,8 @@ def test_a_right_one_is_short_and_happy(show: Rendering) -> None:
         "q is scaled before the product",
         "Could not be judged",
         "masks: it takes none",
-        "in mha.py in 1.3 s, with these protections: no rights over the system, "
-        "other files blocked (Landlock, version 6), limits of time and memory.",
+        "in mha.py in 1.3 s, with restrictions: no privileges, "
+        "no access to other files (Landlock 6), limited time and memory.",
     ):
         assert words in text
     assert "✗" not in text
@@ -334,7 +334,7 @@ def test_a_repair_of_several_lines_keeps_its_lines() -> None:
 def test_an_exception_is_told_once_and_explained(show: Rendering) -> None:
     text = flat(show(stopped()))
     assert text.startswith("✗ Line 20, `o.view(B, T, E)`: view needs numbers that lie one after another")
-    assert text.count("RuntimeError at line 20 while it was called") == 1
+    assert text.count("RuntimeError at line 20 during the call") == 1
     assert "(test inputs: plain, self, causal and 1 more): view size is not compatible." in text
     assert text.count("Use reshape there.") == 1
 

@@ -586,7 +586,7 @@ RAISED = {
         ("self.W_q (line 9: `self.W_q = nn.Linear(6, 24)`)", "6 features", "24"),
     ),
     "a product": ("x[0] @ x[1]", ("7 × 24", "inner sizes")),
-    "sizes that do not multiply": ("x.view(B, T, 5, 6)", ("has 630 numbers", "the tensor has 504")),
+    "sizes that do not multiply": ("x.view(B, T, 5, 6)", ("has 630 elements", "the tensor has 504")),
     "sizes beside -1": ("x.view(B, -1, 5, 7)", ("does not divide 504", "504")),
     "a mask that does not line up": (
         "x.masked_fill(torch.ones(3, 5, 24) > 0, 0)",
@@ -731,7 +731,7 @@ def test_what_is_not_known_is_quoted_and_limits_are_words_already() -> None:
         explain(unknown, "a = 1\nb = 2\n")
         == "Line 2, `b = 2` (test input: causal): ValueError: the moon is full."
     )
-    assert explain(Problem("build", "ValueError", "no"), None) == "While it was built: ValueError: no."
+    assert explain(Problem("build", "ValueError", "no"), None) == "During construction: ValueError: no."
     assert explain(Problem("limits", "timeout", "it took more than 60 seconds"), None) == (
         "While it ran: it took more than 60 seconds."
     )

@@ -84,8 +84,9 @@ def check(
         option(
             "--require",
             metavar="WHAT=HOW",
-            help="Condition of the task: mask=true-attends|true-hides|added|lengths, causal=always|argument, "
-            "weights=returned, heads=argument, d_model=argument, batch=first, designs=none.",
+            help="Requirement of the task: mask=true-attends|true-hides|added|lengths (meaning of the mask), "
+            "causal=always|argument, weights=returned, heads=argument, d_model=argument, batch=first, "
+            "designs=none (no variant, such as rotary positions).",
         ),
     ] = None,
     heads: Annotated[int | None, option(min=1, help="Build the class with this number of heads.")] = None,
@@ -111,7 +112,7 @@ def check(
 
     The code runs in a sandboxed process and is compared with torch's class with the same weights. Without
     NAME, the classes and functions that look most like multi-head attention are checked; if one of them is
-    wrong, the file is wrong. Several files, or a folder, give one table and a summary of the class.
+    wrong, the file is wrong. Several files, or a folder, give one table and a summary of all files.
 
     For marking: if several files are checked, each can read only itself, the files it imports and, in a
     folder below FOLDER, the other files of that folder; symbolic links are refused. --rubric gives

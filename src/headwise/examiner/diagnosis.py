@@ -551,9 +551,9 @@ def where_right(evidence: Evidence) -> list[str]:
         positions, samples = _numbers(right.all(2).all(0)), _numbers(right.all(2).all(1))
         B, T, _ = right.shape
         if 0 < len(positions) < T:
-            probes.setdefault(f"the output at {_list('position', positions)} of {T}", []).append(call.probe)
+            probes.setdefault(f"the output at {_list('position', positions)} (of {T})", []).append(call.probe)
         elif 0 < len(samples) < B:
-            probes.setdefault(f"the output of {_list('sample', samples)} of {B}", []).append(call.probe)
+            probes.setdefault(f"the output of {_list('sample', samples)} (of {B})", []).append(call.probe)
         if call.weights is not None and call.weights.shape == truth.p.shape:
             close = (call.weights.double() - truth.p).abs() <= NEAR
             heads = _numbers(close.all(3).all(2).all(0))
@@ -563,7 +563,7 @@ def where_right(evidence: Evidence) -> list[str]:
                 message = "all attention weights, so the mistake is in the values or after the softmax"
                 probes.setdefault(message, []).append(call.probe)
     return [
-        f"{message} (test input{'s' * (len(names) > 1)}: {', '.join(names)})"
+        f"for the test input{'s' * (len(names) > 1)} {', '.join(names)}: {message}"
         for message, names in ((message, list(dict.fromkeys(all_))) for message, all_ in probes.items())
     ]
 

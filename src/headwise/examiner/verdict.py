@@ -172,7 +172,7 @@ def _needed(evidence: Evidence) -> list[str]:
 
 TORCHS = "torch.nn.MultiheadAttention"
 NOTHING_MIXES = "no output projection"  # a fault where the source promises one, else a remark
-CONCATENATED = "there is no output projection: the heads are concatenated and returned"
+CONCATENATED = "the concatenated heads are returned"
 INSIDE = "torch inside"  # the key of the design that is torch's own class
 # Words in code that does something beside plain attention, which no design describes.
 MORE = re.compile(
@@ -546,8 +546,8 @@ def _report_limits(report: Report, evidence: Evidence) -> None:
         return
     if conventions.self_only:
         report.not_judged.append(
-            "swapped projections: queries, keys and values are computed from one input, so code with swapped "
-            "projections differs only in the names of the weights"
+            "swapped projections: queries, keys and values all come from the same input, so exchanging two "
+            "projections changes the names of the weights, but not what the code can compute"
         )
     if conventions.mask_argument is None and not conventions.always_causal:
         report.not_judged.append("masks: it takes no mask")

@@ -918,7 +918,7 @@ def missing_projections(caller: Caller, projections: Projections, evidence: Evid
         detail = "one weight computes more than one of q, k and v"
         yield Finding("projections", "wrong", detail, "shared projection")
     if not guess.weights.get("o") and proven and projections.num_heads > 1 and not projections.elsewhere:
-        detail = "there is no output projection: the concatenated heads are returned"
+        detail = "the concatenated heads are returned"
         yield Finding("output projection", "wrong", detail, "no output projection")
     if projections.hard_coded:
         detail = f"it was built with {projections.hard_coded} heads, and uses {projections.num_heads}"

@@ -56,7 +56,7 @@ def _probes(caller: Caller, causal: bool) -> Iterator[tuple[str, QKV, Tensor | N
         yield "causal", masked, triangle
         yield "padding", masked, padding
         yield "random mask", inputs_for(caller, seed=103), random_mask(B, L, L, causal)
-        yield "padding causal", inputs_for(caller, seed=103), padding & triangle
+        yield "padding + causal", inputs_for(caller, seed=103), padding & triangle
         empty = random_mask(B, L, L, causal, seed=4)
         empty[1, 2] = False
         yield "empty row", masked, empty
@@ -94,7 +94,7 @@ def _expressible_mask(caller: Caller, name: str, mask: Tensor) -> Tensor | None:
     """Return the mask of a probe, or one like it, that the arguments of the code can express."""
     B, T, S = mask.shape
     of_one_sample = mask[:1].expand_as(mask).contiguous()
-    if name in {"causal", "padding causal"}:
+    if name in {"causal", "padding + causal"}:
         candidates = [mask]
     elif name == "padding":
         candidates = [mask, padding_mask(B, T, S, same=True)]

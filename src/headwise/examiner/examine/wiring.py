@@ -221,7 +221,7 @@ def _describe(
     if not findings or (named and len(o.names) != 2):  # an unused matrix shows in the numbers
         return projections, []
     if not o.names:
-        detail = "there is no output projection: the concatenated heads are returned"
+        detail = "the concatenated heads are returned"
         findings.append(Finding("output projection", "wrong", detail, "no output projection"))
     weights = Weights(q.weight, k.weight, v.weight, o.weight, q.bias, k.bias, v.bias, o.bias)
     every = {**three, "o": o}

@@ -19,9 +19,9 @@ from .torch_errors import SIZES, TYPES, Explanation, Match, Rule, always
 __all__ = ["explain"]
 
 STAGES = {
-    "import": "While the file was imported",
-    "build": "While it was built",
-    "call": "While it was called",
+    "import": "During import",
+    "build": "During construction",
+    "call": "During the call",
     "backward": "In the backward pass",
 }
 TENSOR_WORDS = """transpose permute reshape view contiguous softmax masked_fill matmul size shape dim

@@ -92,13 +92,13 @@ def _invalid_shape(match: Match, place: Place) -> Explanation:
     if -1 in sizes:
         wrong = f"the product of the sizes other than -1 is {product}, which does not divide {held}"
     else:
-        wrong = f"the shape [{match[1]}] has {product} numbers, but the tensor has {held}"
+        wrong = f"the shape [{match[1]}] has {product} elements, but the tensor has {held}"
         less, more = sorted((held, product))
         if less and more % less == 0:
-            wrong += f", {more // less} times {'less' if held < product else 'more'}"
+            wrong += f", {more // less} times as many" if product < held else f", 1/{more // less} as many"
     return Explanation(
-        f"{wrong}. One of the sizes is wrong: the number of heads times the size of a head must be the "
-        "width, and queries and keys may differ in length",
+        f"{wrong}. One of the sizes is wrong: num_heads * head_dim must equal d_model, and queries and keys "
+        "may have different lengths",
         "take each length from its own tensor, such as k.size(1) for k, or write -1 for it; "
         "print the shape of the tensor before this line",
     )
@@ -288,7 +288,7 @@ SIZES = (
     always(
         r"Provided sizes \[(.*?)\] don't multiply up to the size of dim -?\d+ \((\d+)\)",
         "the product of [{1}] is not {2}, the size of the dimension",
-        "the number of heads times the size of a head must be the width: head_dim = d_model // num_heads",
+        "num_heads * head_dim must equal d_model: head_dim = d_model // num_heads",
     ),
 )
 
@@ -354,11 +354,19 @@ def _must_be_tensor(match: Match, place: Place) -> Explanation:
     function, got = match[1], match[2]
     if function == "sqrt":
         return Explanation(
-            f"torch.sqrt takes a tensor, but got a Python number ({got})",
+            f"torch.sqrt needs a tensor, but got a Python number ({got})",
             "write math.sqrt(d_k) or d_k ** 0.5",
         )
+    if got == "ellipsis":
+        assigned = nodes(place.function, ast.Assign) if place.function is not None else ()
+        lines = [node.lineno for node in assigned if ast.unparse(node.value) == "..."]
+        where = f" (line {lines[0]})" if lines else ""
+        return Explanation(
+            f"{function} needs a tensor, but its argument is `...`{where}", "write your code instead of `...`"
+        )
     return Explanation(
-        f"{function} takes a tensor, but got {got}", "convert it to a tensor, or use the function of Python"
+        f"{function} needs a tensor, but got {got}",
+        "convert the argument to a tensor, or use a Python function, such as math.exp for torch.exp",
     )
 
 

@@ -90,8 +90,8 @@ FAULTS = [
             "The sum is 1 - p on average; in evaluation it is 1.",
             "Divide by 1 - p, or use nn.Dropout.",
         ),
-        "In training the outputs are smaller than in evaluation, so the layers behind it get other numbers "
-        "than they were trained on.",
+        "In training the outputs are smaller than in evaluation, so in evaluation the following layers "
+        "receive larger values than those they were trained on.",
         "weights = weights * keep / (1 - p)",
         lines=(r"\*\s*(\w*\.)*(bernoulli|rand\w*)\(", r"\*=?\s*\w*(keep|drop|mask)", r"bernoulli|rand\w*\("),
     ),

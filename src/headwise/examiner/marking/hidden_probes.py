@@ -27,7 +27,7 @@ BIASES = 0.5  # the standard deviation of biases; that of weights keeps outputs 
 PROJECTIONS = ("q", "k", "v", "o")
 UNPROBED = ("block",)  # the inputs and outputs of its parts exist in its own process only
 LARGE = 1e3  # inputs of a step that are large on purpose
-MASKED = ("causal", "padding", "random mask", "padding causal")
+MASKED = ("causal", "padding", "random mask", "padding + causal")
 
 
 @dataclass
@@ -205,7 +205,7 @@ class HiddenProbes:
         for count in (B, 1):
             lengths = torch.randint(1, T, (count, 1, 1), generator=self._dice)
             visible = (torch.arange(T) < lengths).expand(B, T, T)
-            yield (visible & past if name == "padding causal" else visible).contiguous()
+            yield (visible & past if name == "padding + causal" else visible).contiguous()
 
     # Single steps
 

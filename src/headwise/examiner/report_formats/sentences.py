@@ -131,10 +131,10 @@ def _has(encoding: str, char: str) -> bool:
 
 
 WHILE = {
-    "import": "while the file was imported",
-    "build": "while the class was built",
-    "call": "while it was called",
-    "backward": "while gradients were computed",
+    "import": "during import",
+    "build": "during construction",
+    "call": "during the call",
+    "backward": "in the backward pass",
 }
 RIGHT = 2e-5  # numbers that differ by less are equal; `diagnosis.NEAR`, without importing torch
 MOST_TRIED, MOST_ALIKE = 6, 3  # how many of each are listed
@@ -179,19 +179,20 @@ def compared(report: Report) -> list[Row]:
     if not report.errors:
         return []
     tests = f"{len(report.errors)} test input{'s' * (len(report.errors) != 1)}"
+    tests = f"with {report.beside} on {tests}"
     right = {one_line(probe): error for probe, error in report.errors.items() if error <= RIGHT}
     wrong = {one_line(probe): error for probe, error in report.errors.items() if not error <= RIGHT}  # or NaN
     if not wrong:
         fit = largest_difference(max(right.values()))
         separator = "; " if any("," in probe for probe in right) else ", "  # probes of steps hold sizes
-        text = f"{tests} with {report.beside}, {fit}: {separator.join(right)}"
+        text = f"{tests}, {fit}: {separator.join(right)}"
         if report.judged and not report.ok:
             text += f". {WITH_MISTAKE if _is_design_wrong(report) else UNCHANGED}"
         return [Row("Compared", text)]
     each = ", ".join(f"{probe} {_size(error)}" for probe, error in wrong.items())
     fine = f". Equal: {', '.join(right)}" if right else ""
-    title = "Largest difference, divided by the largest number of its output"
-    return [Row("Compared", f"{tests} with {report.beside}. {title}: {each}{fine}")]
+    title = "Largest difference relative to the largest expected value"
+    return [Row("Compared", f"{tests}. {title}: {each}{fine}")]
 
 
 def _size(error: float) -> str:
@@ -252,8 +253,10 @@ def not_told_apart(report: Report) -> str:
 
 def how_it_is_called(report: Report) -> list[Row]:
     """Return how the code is called, one convention a line."""
-    words = "\n".join(one_line(each) for each in report.conventions.words)
-    return [Row("Interface", words)] if words else []
+    words = [one_line(each) for each in report.conventions.words]
+    masks = [each for each in words if each.endswith(("where a key is visible", "where a key is hidden"))]
+    others = [each for each in words if each not in masks]
+    return [Row(label, "\n".join(each)) for label, each in (("Mask", masks), ("Interface", others)) if each]
 
 
 def its_weights(report: Report) -> list[Row]:
@@ -278,25 +281,25 @@ def how_it_ran(report: Report) -> str:
         f"without protections{colon}{text}" for name, colon, text in named if name == "none"
     )
     if names := ", ".join(_protection(name) for name, _, _ in named if name != "none"):
-        protection = f"with these protections: {names}"
+        protection = f"with restrictions: {names}"
     if missing := ", ".join(one_line(each).partition(":")[0] for each in report.missing_protections):
         protection += f"{'; ' if protection else ''}not available on this system: {missing}"
     return f"Checked {one_line(report.name)}{where}{took}{', ' if protection else ''}{protection}."
 
 
 PROTECTIONS = {  # name -> what it means for the code that was checked
-    "user namespace": "no rights over the system",
+    "user namespace": "no privileges",
     "network namespace": "no network",
-    "process namespace": "other processes hidden",
-    "root folder of its own": "other folders hidden",
-    "limits": "limits of time and memory",
+    "process namespace": "no access to other processes",
+    "root folder of its own": "no access to other folders",
+    "limits": "limited time and memory",
 }
 
 
 def _protection(name: str) -> str:
     """Return what a protection means; that of Landlock with its version."""
     if version := re.fullmatch(r"Landlock (\d+)", name):
-        return f"other files blocked (Landlock, version {version[1]})"
+        return f"no access to other files (Landlock {version[1]})"
     return PROTECTIONS.get(name, name)
 
 
@@ -411,7 +414,7 @@ def problem_in_words(problem: Problem, probes: Sequence[str] = (), message: bool
 
 
 OTHER_CHECKS = "Other checks that failed"
-RIGHT_ALREADY = "Already right"
+RIGHT_ALREADY = "Correct so far"
 FIRST_DIFFERENCE = "First difference"
 WARNINGS = "Warnings"
 
@@ -532,7 +535,7 @@ def _headline(report: Report) -> str:
 
 def _remark(named: Named) -> str:
     line = f" ({line_in_words(named.line, named.cell)})" if named.line is not None else ""
-    return f"{_named(named)}{line}. Repair: {one_line(named.repair)}"
+    return f"{one_line(named.key)}{line}: {one_line(named.title)}. Repair: {one_line(named.repair)}"
 
 
 def _named(fault: Named) -> str:

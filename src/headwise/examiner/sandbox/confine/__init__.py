@@ -204,7 +204,7 @@ def _namespaces(fence: Fence, standing: Standing) -> Spaces:
         standing.missing.append(f"namespaces: the system does not grant them ({error.strerror or error})")
         return 0
     standing.own_users = True
-    standing.protections.append("user namespace: no rights over the system")
+    standing.protections.append("user namespace: no privileges")
     standing.protections.append("network namespace: no network, and no access to ports of this machine")
     if spaces & PROCESSES:
         standing.protections.append("process namespace: sees only its own processes, which end with it")
