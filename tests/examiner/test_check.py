@@ -108,7 +108,7 @@ def test_a_constant_scale_comes_with_its_number() -> None:
 def test_what_cannot_be_told_is_said() -> None:
     style = next(style for style in right.RIGHT if style.style == "unflatten and move")
     report = hw.check(style.build())
-    assert any("are computed from one input" in words for words in report.not_judged)
+    assert any("come from the same input" in words for words in report.not_judged)
 
 
 def test_something_that_is_no_code_is_refused() -> None:

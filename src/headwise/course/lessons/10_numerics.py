@@ -57,10 +57,10 @@ assert errors["float16, q scaled before"] > 0.01 > errors["float16 in, float32 s
 assert errors["headwise"] < 0.01
 
 # %% [markdown]
-# - Divided *after* the product, all scores are infinite and all weights NaN: $\infty - \infty$ is not a
+# - If we divide *after* the product, all scores are infinite and all weights NaN: $\infty - \infty$ is not a
 #   number.
-# - Divided *before*, nothing overflows, but the weights are wrong: near 11,000, the numbers of float16 are 8
-#   apart, and the small differences that matter are rounded away.
+# - If we divide q *before* the product, nothing overflows, but the weights are wrong: near 11,000, the
+#   numbers of float16 are 8 apart, and the small differences that matter are rounded away.
 # - With the same inputs, scores in float32 are right. Fused kernels do this: inputs in 16 bits, scores in 32
 #   bits.
 #

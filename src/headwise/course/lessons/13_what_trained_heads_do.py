@@ -113,11 +113,11 @@ assert without_previous > results["none"][1] + 3 > without_others + 2
 assert without < 0.3 * intact
 
 # %% [markdown]
-# Without the three induction heads mini hardly copies any more; without three other heads it does. Without the
+# Without the three induction heads mini hardly copies; without three other heads it still copies. Without the
 # *previous-token* heads, the induction heads no longer find the right token. The source repository measures
 # this on longer sequences (`python -m studies.probes`): there the loss on the second copy rises from 0.06 to
-# 9.75 without the previous-token heads. With four other heads of their layers off, the mean is 0.06 over 20
-# draws, and no draw is as bad. Both kinds work together, across layers:
+# 9.75 without the previous-token heads. When four random other heads of the same layers are off instead, the
+# mean is 0.06 over 20 draws, and no draw reaches 9.75. Both kinds work together, across layers:
 #
 # 1. A previous-token head writes into each token which token came before it.
 # 2. A head of a later layer searches for that: its query is the current token, its keys contain the token
@@ -161,8 +161,8 @@ assert first_labels["broad"] == 56 and last_labels[None] > 28  # None: no label
 #
 # ## Heads that do nothing
 # In the prose above, head 5.2 has a different label: *sink*. Most of its weight is on the first token, which
-# says nothing about most words. The same head copies repeated tokens. In the first copy, where there is nothing
-# to copy yet, it puts more weight on the first token than in the second.
+# says nothing about most words. The same head copies repeated tokens. It puts more weight on the first
+# token in the first copy, where there is nothing to copy yet, than in the second copy.
 
 # %%
 first_key = repeated_heads[5].map.dense()[:, 2, :, 0]  # [B, T]: weight of head 5.2 on the first key

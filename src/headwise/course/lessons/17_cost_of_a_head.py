@@ -17,8 +17,8 @@ repairs: softmax over the whole map; divided by another row's sum
 # | scores $QK^\top$ | $2 \, T^2 d_\text{model}$ | $H \, T^2$ |
 # | weights times $V$ | $2 \, T^2 d_\text{model}$ | $T \, d_\text{model}$ |
 #
-# One head costs one $H$th of each row. With $d_\text{model}$ fixed, the number of FLOPs does not depend on
-# the number of heads. The numbers computed do: each head has its own $T^2$ weights.
+# Each head accounts for $1/H$ of each row of the table. With $d_\text{model}$ fixed, the FLOPs do not depend
+# on the number of heads. The numbers computed do: each head has its own $T^2$ weights.
 #
 # To check these formulas, the next cell counts while torch computes:
 
@@ -76,7 +76,7 @@ with Meter() as more_heads:
 assert more_heads.flops == attending.flops and more_heads.largest == 4 * attending.largest
 
 # %% [markdown]
-# ## The length from which on the weights cost more
+# ## The length at which the weights start to cost more
 # The projections and the part that grows with $T^2$ need equal work if
 # $8 T d_\text{model}^2 = 4 T^2 d_\text{model}$, that is at $T = 2 d_\text{model}$. With fewer heads of keys
 # ($H_k$, lesson 15) projections cost less, and the two are equal at $T = d_\text{model} (1 + H_k / H)$. In a
@@ -205,8 +205,8 @@ print("bytes of cache per token, by layer:", cache, "->", cache_bytes())
 # they are. Where heads share keys and values, pruning a query head saves no cache unless its whole group is
 # pruned.
 #
-# Which head is pruned matters. In mini 44 of 48 heads that were tried, each switched off alone, raise the loss
-# by at most 0.038 nats (it is 3.79); the worst raises it by 0.075 ("What heads do, measured" in the
+# Which head is pruned matters. In mini, 48 of 56 heads were switched off one at a time. For 44 of them the
+# loss (3.79 nats) rises by at most 0.038, for the worst by 0.075 ("What heads do, measured" in the
 # documentation). "If one fails, others compensate" is true of many heads, not of all.
 #
 # The exercise saves memory by computing a few queries at a time. Each row of weights is independent of the
@@ -260,7 +260,7 @@ assert in_chunks.flops == textbook.flops
 assert in_chunks.largest == output.numel()  # the weights are smaller than the output
 print(f"largest result: {textbook.largest:,} numbers; in chunks {in_chunks.largest:,}, the output itself")
 
-# %% question: From which length on does a layer of Llama 3 8B do more work for its weights than for its projections?
+# %% question: At what length does a layer of Llama 3 8B start to do more work for its weights than for its projections?
 # From 5,120 tokens on, if every key is visible: $d_\text{model} (1 + H_k / H) = 4096 \cdot (1 + 8/32)$. Llama
 # 3 8B is causal, so a kernel that skips hidden pairs does half of that work, and the length is 10,240 tokens
 # (computed above). For shorter texts, leaving out pairs can save less than half of the layer's work.
