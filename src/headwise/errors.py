@@ -47,11 +47,11 @@ class BackendUnavailable(HeadwiseError, RuntimeError):
 
 
 class AttentionBypassed(HeadwiseError, RuntimeError):
-    """A model has attention that cannot be heard where it runs; the message names its layers."""
+    """A model has attention that headwise cannot intercept; the message names its layers."""
 
 
 class AttentionUnheard(HeadwiseError, UserWarning):
-    """A warning of `headwise.watch` and similar functions: some layers were heard, and others were not."""
+    """A warning of `headwise.watch` and similar functions: some layers could not be intercepted."""
 
 
 class BudgetExceeded(HeadwiseError, MemoryError):

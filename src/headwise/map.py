@@ -43,8 +43,8 @@ class AttentionMap(StandIn):
     """The weights of attention, [B, H, T, S], computed only where they are read.
 
     Maps can be pickled, passed through `torch.compile` and `torch.export`, and read by `torch.load` with
-    `weights_only=True`. Importing this module registers them with torch. Only a program that imports headwise
-    before torch, and loads a map before it has computed one, must import `headwise.map` itself.
+    `weights_only=True`. Importing `headwise.map` registers them with torch. Usually this happens by itself;
+    a program must do it only if it imports headwise before torch and loads a map before computing one.
 
     Args:
         q: [B, H, T, D]
@@ -187,7 +187,7 @@ class AttentionMap(StandIn):
 
     @property
     def ends(self) -> tuple[int, int]:
-        """The smallest and largest position of a query, as Python integers; no device is read."""
+        """The smallest and largest position of a query, as Python integers; no device synchronization."""
         return self._scores.ends(slice(0, self._scores.shape[2]))
 
     @property

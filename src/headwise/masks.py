@@ -91,7 +91,7 @@ def facts_of_sets(rules: tuple[Rule, ...]) -> tuple[dict[str, object], ...]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Mask(RuleFacts):
-    """A set of rules about which query may attend to which key; join them with `&`, also with a tensor.
+    """A set of rules about which query may attend to which key; `&` combines it with rules or a tensor.
 
         Mask.causal()                      keys up to the query's own position
         Mask.window(256)                   the query itself and the 255 keys before it

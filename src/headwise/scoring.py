@@ -76,7 +76,9 @@ Bias = Tensor | Alibi | Relative | tuple[Tensor | Alibi | Relative, ...]  # a tu
 
 
 def alibi(num_heads: int, device: torch.device | str | None = None) -> Alibi:
-    """Return the slopes of Press 2022: 2^(-8/H), 2^(-16/H), ..; the paper's mix unless H is a power of two.
+    """Return the slopes of Press 2022: 2^(-8/H), 2^(-16/H), ... if H is a power of two.
+
+    Otherwise: those for the power of two below H, then every second one of those for the power above H.
 
     Args:
         num_heads: H

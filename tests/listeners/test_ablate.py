@@ -145,12 +145,12 @@ def test_a_block_in_which_the_model_does_not_run_is_fine() -> None:
 def test_a_layer_that_does_not_run_is_not_passed_over() -> None:
     """`ablate(model, [("layers.1#99", 0)])` did nothing, and the output was taken for that of an ablation."""
     model, x = ours(), numbers(2, 7, 13)
-    never = r"heads must be in layers that run: the model ran 1 times and layers.1#99 never ran"
+    never = r"heads must be in layers that run: the model ran, but layers.1#99 never ran"
     with pytest.raises(ArgumentError, match=never), ablate(model, [(0, 1), ("layers.1#99", 0)]):
         model(x)
-    with pytest.raises(ArgumentError, match=r"and layers.1 never ran"), ablate(model, [(1, 0)]):
+    with pytest.raises(ArgumentError, match=r"but layers.1 never ran"), ablate(model, [(1, 0)]):
         model.layers[0](x)
-    with pytest.raises(ArgumentError, match=r"and layers.1 never ran"), collect(model, [(1, 0)]):
+    with pytest.raises(ArgumentError, match=r"but layers.1 never ran"), collect(model, [(1, 0)]):
         model.layers[0](x)
     with pytest.raises(KeyError), ablate(model, [("layers.1#99", 0)]):  # which is told of instead
         {}[model(x)]
@@ -437,7 +437,7 @@ def test_a_layer_whose_outputs_are_not_in_hand_is_not_passed_over() -> None:
     x = numbers(2, 5, 6)
     for fallback, match in (
         ("eager", r"in 0 only the weights \[2, 2, 5, 5\] can be read"),
-        ("skip", "heads must be in layers that can be heard: 0 compute"),
+        ("skip", "heads must be in layers that headwise can intercept: 0 compute"),
         (None, "OwnAttention"),
     ):
         refused_inside(AttentionBypassed, match, ablate(model, [(0, 1)], fallback=fallback), x)

@@ -302,7 +302,7 @@ def test_groups_of_different_sizes_come_to_what_they_can() -> None:
     for count in range(13):
         if count in (1, 11):
             with pytest.raises(
-                ArgumentError, match=f"have 2 or 3 query heads; use {count - 1} or {count + 1}"
+                ArgumentError, match=f"has 2 or 3 query heads; use {count - 1} or {count + 1}"
             ):
                 actual.least(count)
         else:
@@ -355,8 +355,8 @@ def test_wrong_arguments_are_named() -> None:
         ("batches must be an iterable of batches: got int", 5, squares, {}),
         ("one number as a tensor: got float", [x], lambda m, b: 1.5, {}),
         (r"one number as a tensor: got shape \[2, 5, 13\]", [x], lambda m, b: m(b), {}),
-        ("none was heard in Stack", [x], lambda m, b: b.sum().requires_grad_(), {}),
-        ("none was heard in Stack", [x], lambda m, b: b.sum(), {"method": "leave_one_out"}),
+        ("none was found in Stack", [x], lambda m, b: b.sum().requires_grad_(), {}),
+        ("none was found in Stack", [x], lambda m, b: b.sum(), {"method": "leave_one_out"}),
         ("loss_fn must keep the gradient: its loss", [x], lambda m, b: m(b).sum().detach(), {}),
     ):
         refused(ArgumentError, match, ours(), batches, loss, **options)

@@ -794,7 +794,7 @@ def test_in_a_trainer_an_alarm_reaches_the_logs_and_may_end_the_training(tmp_pat
     callback = trainer_callback(every=2, alarms=Alarms(entropy=None), on_alarm=calls.append)
     with (
         trainer(tmp_path, callback, model) as trained,
-        pytest.warns(HeadsAlarm, match="of layer 1 must keep"),
+        pytest.warns(HeadsAlarm, match="of layer 1 has very large scores"),
     ):
         trained.train()
     assert {(alarm.step, alarm.layer, alarm.kind) for alarm in calls} == {(0, 1, "max_logit")}

@@ -96,7 +96,7 @@ def test_only_what_is_asked_for_is_measured(model: Model, ids: Tensor) -> None:
     assert set(heads[0].calls[0].statistics) == {"entropy", "received"}
     with pytest.raises(ArgumentError, match=r"pooled maps must have been computed: none in layers\.0"):
         _ = heads[0].pooled
-    with pytest.raises(ArgumentError, match=r"map must have been kept: layers\.0 .* \[2, 3, 11, 11\]"):
+    with pytest.raises(ArgumentError, match=r"no map of layers\.0 was kept, .* \[2, 3, 11, 11\]"):
         _ = heads[0].map
     with hw.watch(model, statistics=(), pooled=7, keep=False) as heads:
         model(ids)
@@ -161,7 +161,7 @@ def test_long_maps_are_not_kept_unless_asked(
     with hw.watch(model) as heads:
         model(ids)
     assert heads[0].calls[0].map is None
-    with pytest.raises(ArgumentError, match=r"'induction' must have been measured: .*patterns=True"):
+    with pytest.raises(ArgumentError, match=r"of 'induction' was not measured: .*patterns=True"):
         heads.find("induction")
     with hw.watch(model, keep=True) as heads:
         model(ids)

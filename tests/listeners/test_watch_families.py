@@ -324,7 +324,7 @@ def test_layers_that_bypass_the_hook_are_named(family: Family) -> None:
         with pytest.raises(AttentionBypassed, match="no weights"), attach(model, listener, "eager"):
             run(model, inputs)
     if family.route == "partly":
-        with pytest.warns(AttentionUnheard, match="not heard"), attach(model, listener, "eager"):
+        with pytest.warns(AttentionUnheard, match="not intercepted"), attach(model, listener, "eager"):
             run(model, inputs)
         assert listener.calls
 

@@ -295,6 +295,21 @@ def test_every_head_is_told_of_with_its_map_label_and_numbers() -> None:
     assert of(heads).data["sources"][0]["roles"] is None
 
 
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("object > verb", "attends from an object to its verb"),
+        ("possessed > possessor", "attends from a possessed noun to its possessor"),
+        ("reflexive > antecedent", "attends from a reflexive pronoun to its antecedent"),
+        ("verb > far subject", "attends from a verb to its subject when other words are between them"),
+        ("preposition's noun > preposition", "attends from a noun to its preposition"),
+        ("copies", "attends to the copies"),
+    ],
+)
+def test_a_role_is_shown_as_a_sentence(name: str, sentence: str) -> None:
+    assert pages._sentence(name) == sentence
+
+
 def test_labels_and_numbers_come_with_a_sentence_each() -> None:
     data = of(watched([2])).data
     assert [each["name"] for each in data["labels"]] == [*(entry.name for entry in LABELS), MIXED]

@@ -102,7 +102,7 @@ def survey(
     Raises:
         ArgumentError: no such corpus, or an empty one; `out` belongs to another survey, or its disk is full;
             the corpus changed; invalid options; no document could be read; the device failed.
-        AttentionBypassed: a model whose attention cannot be heard.
+        AttentionBypassed: a model whose attention cannot be intercepted.
         PackageMissing: pyarrow, ray or what a model needs is not installed.
 
     Example:
@@ -294,7 +294,7 @@ def _begin_or_resume(
 def _layer_naming(trained: Pretrained, max_tokens: int | None) -> str:
     """Return whether layers are named by "numbers" or "paths", from one run of the model.
 
-    A model that cannot be heard raises before anything is written.
+    A model whose attention cannot be intercepted raises before anything is written.
     """
     special = len(trained.tokenizer("")["input_ids"])
     if max_tokens is not None and max_tokens <= special:

@@ -273,8 +273,8 @@ class Heads(ByLayer[LayerHeads]):
         if score not in measured:
             if entry is not None:
                 raise ArgumentError(
-                    f"{name!r} must have been measured: {score} was not; patterns of tokens need input_ids, "
-                    "and for long texts watch(model, patterns=True)"
+                    f"the score {score!r} of {name!r} was not measured: token patterns need input_ids, and "
+                    "for long texts watch(model, patterns=True)"
                 )
             raise ArgumentError(
                 f"name must be a label or a statistic that was measured: got {name!r}; "
@@ -379,12 +379,12 @@ class Heads(ByLayer[LayerHeads]):
     def changes(self, other: Heads, *, batch: int = 0) -> Changes:
         """Return how much each head's weights changed on another text, the largest change first.
 
-        A token of one text is the partner of a token of the other if the texts are the same there, or if a
-        run of tokens was replaced by a run of the same length ("he" by "she"). A head's distance is a mean of
+        A token of one text and a token of the other are partners if the texts are the same there, or if a run
+        of tokens was replaced by a run of the same length ("he" by "she"). A head's distance is a mean of
         Jensen-Shannon divergences, in nats from 0 to log 2: for every query that has a partner, between its
-        row and its partner's row. A row is compared over keys that have a partner, and one bin for all other
-        keys. In a causal model the rows before the first difference are equal and are left out of the mean.
-        If tokens are unknown, as in images, positions with the same number are partners.
+        row and its partner's row. Rows are compared as distributions over the keys that have a partner, with
+        all other weight added up in one more entry. In a causal model the rows before the first difference
+        are equal and left out of the mean. If tokens are unknown, as in images, equal positions are partners.
 
         Args:
             other: heads of the same model on the other text.

@@ -321,8 +321,8 @@ class LayerHeads:
         maps = [call.map for call in self.calls if call.map is not None]
         if not maps:
             raise ArgumentError(
-                f"map must have been kept: {self.path} was called with {list(self.calls[-1].shape)}; "
-                "use watch(model, keep=True), or look at .pooled"
+                f"no map of {self.path} was kept, the last of a call {list(self.calls[-1].shape)}; use "
+                "watch(model, keep=True), or look at .pooled"
             )
         return maps[-1]
 

@@ -110,7 +110,7 @@ def _span(numbers: Iterable[int]) -> str:
     ordered = sorted(numbers)
     if ordered and ordered == list(range(ordered[0], ordered[-1] + 1)):
         return f"{ordered[0]} to {ordered[-1]}"
-    return ", ".join(map(str, ordered)) or "none (nothing was heard)"
+    return ", ".join(map(str, ordered)) or "none (nothing was measured)"
 
 
 def _some(paths: Sequence[str]) -> str:

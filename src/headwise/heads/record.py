@@ -131,13 +131,13 @@ class Record:
         norms = self.written_norms
         if norms is None:
             raise ArgumentError(
-                f"written must have been measured: it was not in a call {list(self.shape)}; use watch(model, "
+                f"written norms were not measured in the call {list(self.shape)}; use watch(model, "
                 "written=True)"
             )
         if self.map is None:
             raise ArgumentError(
-                f"map must have been kept: that of a call {list(self.shape)} was not; use watch(model, "
-                "written=True, keep=True)"
+                f"the map of the call {list(self.shape)} was not kept; use watch(model, written=True, "
+                "keep=True)"
             )
         weights = self.map.detach().select(batch=batch)
         _, H, T, S = weights.shape

@@ -134,8 +134,7 @@ class Roles(Mapping[str, Role]):
             return self._roles[name]
         if name in self.unasked:
             raise ArgumentError(
-                f"relation must have been measured: {name!r} was not, {self.unasked[name]}; "
-                f"there are {len(self)} others"
+                f"relation {name!r} was not measured, {self.unasked[name]}; {len(self)} others were"
             )
         raise ArgumentError(f"relation must be a known one: got {name!r}; {nearest(name, self._roles)}")
 

@@ -1,13 +1,12 @@
-"""Two texts through one model: which heads changed where they look, and at which token.
+"""Two texts through one model: which heads changed their weights, and at which token.
 
 Tokens of the two texts are partners if they are the same, in order (longest runs first, as in `difflib`), or
-if a run was replaced by one of as many tokens: "he" and "she". A token without a partner, as when a word is
-two tokens in one text and three in the other, is not compared.
+if a run was replaced by a run of the same length: "he" by "she". Tokens without a partner are not compared.
 
-The two rows of a query are compared by the Jensen-Shannon divergence over keys that are partners, with one
-more bin for all keys without a partner and one for a learned sink:
+The rows of two partners are compared by the Jensen-Shannon divergence over keys that have a partner, with one
+more entry for the weight of all other keys and one for a learned sink:
 
-    JS(p || q) = H((p + q) / 2) - (H(p) + H(q)) / 2      in nats; 0: alike; log 2: nothing in common
+    JS(p || q) = H((p + q) / 2) - (H(p) + H(q)) / 2      in nats; 0: equal; log 2: nothing in common
 
 Letters: H num_heads, T query_len, S key_len, N pairs of queries.
 """
@@ -145,8 +144,9 @@ def _by_position(before: Text, after: Text) -> Alignment:
     """Align two texts of unknown tokens position by position."""
     if len(before.real) != len(after.real):
         raise ArgumentError(
-            f"tokens must be known if their numbers differ: {len(before.real)} and {len(after.real)} "
-            "positions of unknown tokens; give the model input_ids, or set heads.tokens on both"
+            f"tokens must be known to compare texts of different lengths: got {len(before.real)} and "
+            f"{len(after.real)} positions without token ids; pass input_ids to the model, or set "
+            "heads.tokens on both results"
         )
     tokens = tuple((str(at), str(at)) for at in before.real)
     places = tuple(zip(before.real, after.real, strict=True))

@@ -57,8 +57,8 @@ def ablate(
         means: with method="mean": means [H, Dv] by layer, from `head_means` or your own, in place of the
             current batch's means. Pass them during generation: a step has one position, so its mean would be
             its own output.
-        fallback: for layers, not among `heads`, whose attention cannot be heard: None raises; "eager" or
-            "skip" ignores them.
+        fallback: for layers, not among `heads`, whose attention cannot be intercepted: None raises; "eager"
+            or "skip" ignores them.
 
     Raises:
         ArgumentError: an unknown layer, method or fallback; means that are missing, or passed with another
@@ -113,11 +113,11 @@ def head_means(
 
     Args:
         batches: what the model takes: a mapping of its arguments, a tuple of them, or one tensor.
-        fallback: for layers whose attention cannot be heard: None raises; "skip" leaves them out.
+        fallback: for layers whose attention cannot be intercepted: None raises; "skip" leaves them out.
 
     Raises:
         ArgumentError: no batches.
-        AttentionBypassed: a layer whose head outputs cannot be read; no layer was heard.
+        AttentionBypassed: a layer whose head outputs cannot be read; no attention was found.
 
     Example:
         >>> from headwise.nn import MultiHeadAttention

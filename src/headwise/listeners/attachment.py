@@ -403,7 +403,7 @@ class Attachment:
     def _refuse(self, bypassed: dict[str, Bypassed]) -> None:
         if self.fallback == "eager":
             raise AttentionBypassed(
-                "model must have attention that can be heard: no weights [B, H, T, S] were seen in "
+                "model must have attention that headwise can read: no weights [B, H, T, S] were seen in "
                 f"{self._listed(bypassed)}; leave them out with fallback='skip'"
             )
         readable = {path: layer for path, layer in bypassed.items() if layer.reason is None}
@@ -419,7 +419,7 @@ class Attachment:
             some = f"fallback='eager' reads the first {len(readable)} ({memory})"
             advice = f"{some}, fallback='skip' leaves all of them out"
         raise AttentionBypassed(
-            f"model must have attention that can be heard: {', and '.join(parts)}; {advice}"
+            f"model must have attention that headwise can intercept: {', and '.join(parts)}; {advice}"
         )
 
     def _warning(self, bypassed: dict[str, Bypassed]) -> str:
@@ -430,8 +430,8 @@ class Attachment:
         if self.fallback is None and any(layer.reason is None for layer in bypassed.values()):
             advice = f"fallback='eager' reads these as far as it can, {advice}"
         return (
-            f"{subject} not heard in {type(self.model).__name__}: {self._listed(bypassed)}; the other layers "
-            f"were heard, {advice}"
+            f"{subject} not intercepted in {type(self.model).__name__}: {self._listed(bypassed)}; the other "
+            f"layers were, {advice}"
         )
 
     def _listed(self, bypassed: dict[str, Bypassed]) -> str:

@@ -45,22 +45,22 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
     modules, vision Transformers of timm and torchvision, and all code that calls torch's
     `scaled_dot_product_attention`. An attention layer of another kind raises `AttentionBypassed` with its
     name, and so does a Hugging Face layer with a custom attention function that computes something else (the
-    function is run once on small tensors to find out). If some layers were heard, and another module that may
-    compute attention was not, there is a warning, `errors.AttentionUnheard`, and the module is listed in
-    `heads.unheard`.
+    function is run once on small tensors to find out). A layer is heard if headwise can intercept its
+    attention and read its weights. If some layers were heard, and another module that may compute attention
+    was not, there is a warning, `errors.AttentionUnheard`, and the module is listed in `heads.unheard`.
 
     Inside the block attention runs on headwise's engines, fused and without the T x S matrix (short calls on
     a GPU, and calls with dropout but neither soft cap nor sinks, run on torch's own function); results are
     the same up to rounding. A compiled model runs uncompiled inside the block. A compiled function that calls
     the model stays compiled, but runs the model outside its graph, and raises if it was compiled with
-    fullgraph=True. Forwards may run in several threads. A copy or a saved file of the model that is made
-    inside the block is that of the unwatched model. Every forward is measured: long calls at once, short
-    calls together at the end of the forward, or when they are first read. Stored are statistics per head, a
-    pooled map, and for texts of up to 2,048 keys the map itself (q and k). After the block, also after an
-    exception, the model is exactly as before. Any number of forwards may run in a block, for example prefill
-    and steps of generation; means are over all their queries without padding. With activation checkpointing,
-    the forward that backward repeats is not counted again; backward must then run inside the block. A query
-    that may attend to no key, for example at padding, has output 0 inside the block.
+    fullgraph=True. Forwards may run in several threads. Copying or saving the model inside the block gives
+    the original, unwatched model. Every forward is measured: long calls at once, short calls together at the
+    end of the forward, or when they are first read. For every head, headwise stores its statistics, a pooled
+    map, and for texts of up to 2,048 keys the map itself (q and k). After the block, also after an exception,
+    the model is exactly as before. Any number of forwards may run in a block, for example prefill and steps
+    of generation; means are over all their queries without padding. With activation checkpointing, the
+    recomputed forward is not counted again; call backward inside the block. A query that may attend to no
+    key, for example at padding, has output 0 inside the block.
 
     Args:
         model: the model; all modules inside it are watched.
@@ -88,7 +88,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
     Raises:
         ArgumentError: not a module; an unknown statistic, keep, pooled or fallback; inside the block, with
             written=True: a layer whose output projection is unknown, gated heads, or weights without values.
-        AttentionBypassed: inside the block: a layer that cannot be heard, or no layer was heard.
+        AttentionBypassed: inside the block: a layer that was not heard, or no layer was heard.
 
     Example:
         >>> import torch, headwise as hw

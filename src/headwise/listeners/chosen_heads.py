@@ -248,7 +248,7 @@ def outputs_of(call: LayerCall) -> Tensor:
     """Return the heads' output of a call, [B, H, T, Dv].
 
     Raises:
-        AttentionBypassed: only the weights of this layer are heard.
+        AttentionBypassed: only the weights of this layer can be read.
     """
     if call.output is None:
         raise AttentionBypassed(
@@ -267,8 +267,8 @@ def check_any(
     """
     if ran and not calls and not elsewhere and fallback != "skip":
         raise AttentionBypassed(
-            f"model must have attention that can be heard: {type(model).__name__} ran {ran} times without "
-            "any; check that it has softmax attention"
+            f"model must have attention that headwise can intercept: {type(model).__name__} ran {ran} times "
+            "without any; check that it has softmax attention"
         )
 
 
@@ -321,8 +321,8 @@ class ChosenListening(AbstractContextManager[Inside]):
             ran = attachment.forward.number - before
         if missed:
             raise AttentionBypassed(
-                f"heads must be in layers that can be heard: {', '.join(missed)} compute their own weights "
-                f"and were left out (fallback={self.fallback!r}); nothing was done to them"
+                f"heads must be in layers that headwise can intercept: {', '.join(missed)} compute their own "
+                f"weights, so fallback={self.fallback!r} ignored them; remove these layers from `heads`"
             )
         if self.chosen.everything:
             check_any(self.model, ran, listener.called_paths, self.fallback, attachment.elsewhere)
@@ -330,8 +330,8 @@ class ChosenListening(AbstractContextManager[Inside]):
         if silent:
             absent = ", ".join(path or "the model itself" for path in silent)
             raise ArgumentError(
-                f"heads must be in layers that run: the model ran {ran} times and {absent} never ran; "
-                "leave them out, nothing was done to them"
+                f"heads must be in layers that run: the model ran, but {absent} never ran; "
+                "remove these layers from `heads`"
             )
 
 

@@ -121,8 +121,8 @@ class Effects(HeadScores):
             values = self._values[measured] if batch is None else self.by_sequence[measured][:, batch]
             if len(values) != len(heads[path]):
                 raise ArgumentError(
-                    f"effects must be of the model that was watched: {path} has {len(heads[path])} heads "
-                    f"there, and {len(values)} were measured; compute effects of this model"
+                    f"effects must belong to the watched model: {path} has {len(heads[path])} heads there, "
+                    f"and {len(values)} in effects; compute effects of this model"
                 )
             for head, value in enumerate(values.tolist()):
                 effect = value if math.isfinite(value) else None
@@ -130,8 +130,8 @@ class Effects(HeadScores):
                 rows.append({"layer": number, "head": head, "effect": effect, "after": after})
         if not rows:
             raise ArgumentError(
-                f"effects must be of the model that was watched: of {', '.join(self.paths) or 'no layer'}, "
-                f"and heads are of {', '.join(heads.paths) or 'no layer'}; compute effects of this model"
+                f"effects must belong to the watched model: effects has {', '.join(self.paths) or 'no layer'}"
+                f", heads has {', '.join(heads.paths) or 'no layer'}; compute effects of this model"
             )
         sentence = SENTENCES[self.of]
         if batch is None and self.sequences != 1:
@@ -197,19 +197,19 @@ def effects(
     off each time. The model runs once, and once more per head.
 
     Args:
-        model: any that `headwise.watch` hears, in eval mode.
+        model: any that works with `headwise.watch`, in eval mode.
         inputs: the model's inputs: a mapping of its arguments, a tuple of them, or one tensor.
         tokenizer: the model's tokenizer, to show tokens as words; without it, token ids are shown.
         top: how many of the most probable tokens are kept.
         progress: True shows a bar if it takes over two seconds and rich is installed; or a function that is
             called with the number of heads done and the number of all heads.
-        fallback: for layers whose attention cannot be heard: None raises; "skip" leaves them out.
+        fallback: for layers whose attention cannot be intercepted: None raises; "skip" leaves them out.
 
     Raises:
         ArgumentError: a model in training mode; inputs that are a text, hold a cache, or have a sequence of
             padding alone; a top below 1; an output of the model that holds no numbers, or has other positions
             than the padding mask; a tokenizer that cannot convert ids to tokens.
-        AttentionBypassed: a layer whose head outputs cannot be read; no layer was heard.
+        AttentionBypassed: a layer whose head outputs cannot be read; no attention was found.
 
     Example:
         >>> from headwise.nn import MultiHeadAttention
@@ -310,15 +310,15 @@ def role_effects(
     seed: int = 0,
     progress: bool = True,
 ) -> RoleEffects:
-    """Return the effect of switching off the heads of each role on behaviours stated beforehand.
+    """Return how switching off the heads of each role changes predefined behaviours of the model.
 
     Since switching off any head may lower the result, the same number of other heads of the same layers is
-    switched off for comparison, in several random draws. Every prompt runs draws + 2 times.
+    switched off for comparison, in several random draws. The model runs up to `draws + 2` times per prompt.
 
     Args:
         model: a causal language model in eval mode: of transformers, or a `headwise.models.Transformer` of
             kind "decoder".
-        tokenizer: its own.
+        tokenizer: the model's tokenizer.
         roles: the result of `headwise.roles(model, tokenizer)`.
         draws: the number of random draws; if there are fewer choices of other heads, all choices.
         seed: the seed of the draws.

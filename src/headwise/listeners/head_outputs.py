@@ -266,8 +266,8 @@ def output_projection(model: nn.Module, path: str, num_heads: int, value_dim: in
             return OutputProjection(weight, bias, num_heads)
         reason = f"has {num_heads} heads of {value_dim} and {weight.shape[0]} channels into {name}"
     raise ArgumentError(
-        f"written=True must have a known output projection: {base or 'the model itself'} "
-        f"({type(module).__name__}) {reason}; read only its weights: watch(model)"
+        f"written=True needs a known output projection: {base or 'the model itself'} "
+        f"({type(module).__name__}) {reason}; call watch(model) without written=True"
     )
 
 

@@ -4,7 +4,7 @@
 
 Att_h(x) is the output of head h on a sequence x. This is the first-order change of the loss if the head
 were multiplied by a gate that goes from 1 to 0: |dL / dgate_h|, which takes one backward pass for all heads.
-`robustness` is the loss against the number of heads removed.
+`robustness` is the loss as a function of the number of removed heads.
 
 Letters: B batch, T query_len, H num_heads, Hk num_kv_heads, Dv value_dim.
 """
@@ -99,15 +99,15 @@ class Importance(HeadScores):
         """Return the least important heads, in order, as `headwise.prune` and `ablate` take them.
 
         Where several query heads share a key/value head, whole groups go, since `prune` takes no others: by
-        the mean score of their heads, and the best group of every layer after all that are not, since a layer
-        must keep one. A `count` that whole groups cannot come to is refused, never rounded.
+        the mean score of their heads, and the best group of each layer last, since a layer must keep one. A
+        `count` that whole groups cannot add up to raises; it is never rounded.
 
         Args:
             count: how many heads; more than there are: all.
             groups: False: one by one, whatever the heads share. `ablate` takes these, `prune` may not.
 
         Raises:
-            ArgumentError: a count below 0; one that whole groups do not come to.
+            ArgumentError: a count below 0; one that whole groups do not add up to.
 
         Example:
             >>> from headwise.nn import MultiHeadAttention
@@ -133,9 +133,8 @@ class Importance(HeadScores):
             for numbers in (range(count, -1, -1), range(count, len(heads) + 1))
         )
         raise ArgumentError(
-            f"count must be a sum of whole groups: got {count}, and groups that share a key/value head "
-            f"have {' or '.join(map(str, sizes))} query heads; use {below} or {above}, or groups=False for "
-            "ablate"
+            f"count must select whole groups: got {count}, but every group that shares a key/value head has "
+            f"{' or '.join(map(str, sizes))} query heads; use {below} or {above}, or groups=False for ablate"
         )
 
     def _groups(self) -> list[Group]:
@@ -228,7 +227,7 @@ def importance(
             absolute values are taken for each sequence. If loss_fn takes a mean over tokens, longer sequences
             count more.
         progress: True shows a bar if it takes over two seconds and rich is installed.
-        fallback: for layers whose attention cannot be heard: None raises; "skip" leaves them out.
+        fallback: for layers whose attention cannot be intercepted: None raises; "skip" leaves them out.
 
     Returns:
         Scores [H] by layer, with `ranking()`, `most(n)` and `least(n)`; results of `least` can be passed to
@@ -236,9 +235,9 @@ def importance(
 
     Raises:
         ArgumentError: an unknown method or reduction; no batches, no labels or no loss; no attention was
-            heard; attention that runs without gradients; a score that is NaN or infinite.
-        ShapeError: a layer with different batch sizes in one loss; batch sizes of layers from which the
-            examples cannot be told.
+            found; attention that runs without gradients; a score that is NaN or infinite.
+        ShapeError: a layer ran with different batch sizes within one loss; or the layers' batch sizes do not
+            show which entries belong to which example.
         AttentionBypassed: a layer whose head outputs cannot be read.
 
     Example:
@@ -396,10 +395,10 @@ def _by_leaving_out(
 
 
 def _check_attention(model: nn.Module, calls: Sized) -> None:
-    """Raise `ArgumentError` if no attention was heard."""
+    """Raise `ArgumentError` if no attention was found."""
     if not calls:
         raise ArgumentError(
-            f"model must run attention in its loss: none was heard in {type(model).__name__}; check that "
+            f"model must run attention in its loss: none was found in {type(model).__name__}; check that "
             "loss_fn runs this model"
         )
 
@@ -409,7 +408,7 @@ def _check_attention(model: nn.Module, calls: Sized) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Robustness:
-    """The loss with more and more heads at zero; print it, or `plot()` it."""
+    """The loss by number of removed heads (outputs set to 0); print it, or `plot()` it."""
 
     baseline: float  # all heads on
     num_heads: int  # of the whole model
@@ -482,7 +481,7 @@ def robustness(
     progress: bool = True,
     fallback: str | None = None,
 ) -> Robustness:
-    """Return the loss against the number of heads removed (at zero), and with each single head removed.
+    """Return the loss by number of removed heads (outputs set to 0), and with each single head removed.
 
     This takes one forward per batch for each point of each curve, and one per head with `single`. Removal is
     cumulative: the heads removed at a point are also removed at the next. The mode of the model is not
@@ -490,8 +489,8 @@ def robustness(
 
     Args:
         batches: an iterable of batches; they are kept in memory and used for every measurement.
-        loss_fn: as in `headwise.importance`. The loss of several batches is their mean, weighted by numbers
-            of sequences.
+        loss_fn: as in `headwise.importance`. The loss over several batches is the average weighted by the
+            number of sequences in each.
         method: the order of removal: "importance", the least important head first, and "random".
         repeats: the number of random orders.
         points: the number of points after the first, which has all heads; they are evenly spaced up to all

@@ -6,7 +6,7 @@ An alarm is raised when a number passes a threshold, and again only after it was
     max_logit   a head's largest score has grown out of bounds             Dehghani 2023; Wortsman 2023
     dead        the output of a head is tiny beside those of its layer     Sandoval-Segura 2025
 
-The entropy alarm is of layers, for a single head that looks at one key is no collapse: of the 72 heads of
+The entropy alarm is raised for layers, since one head that attends to one key is normal: of the 72 heads of
 all-MiniLM-L6-v2 one has 0.0004 of the largest entropy; half of the heads of a layer never had less than 0.07.
 
 Letters: B batch, T query_len, H num_heads, Dv value_dim.
@@ -294,21 +294,19 @@ class Alarms:
 
         monitor = hw.Monitor(model, alarms=hw.Alarms(max_logit=100), on_alarm=page_me)
 
-    A number that passes its threshold raises one alarm. It can raise the next one only after it has come back
-    from the threshold by a quarter of it, so a number close to the threshold does not raise an alarm at every
-    step. If several heads raise alarms at one step, there is one warning, which names the worst head;
-    `on_alarm` is called once per alarm.
+    A number past its threshold raises one alarm. It raises another only after it has come back from the
+    threshold by more than a factor of 1.25, so a number close to the threshold does not raise an alarm at
+    every step. NaN counts as past the threshold, except for dead heads. If several heads raise alarms at one
+    step, there is one warning, which names the worst head; `on_alarm` is called once per alarm.
 
     Args:
         entropy: entropy collapse: an alarm if more than half of a layer's heads have less than this share of
             the largest entropy, log n for the n keys that a query may attend to; None: no such alarm. The
-            share is 1 for uniform attention and nearly 1 for heads with random weights. That a single head
-            attends to one key is no reason for an alarm; the monitor's number "entropy/min" shows it.
+            share is 1 for uniform attention and nearly 1 for heads with random weights. One of several heads
+            with very low entropy raises no alarm; see the monitor's number "entropy/min" for it.
         max_logit: logit growth: an alarm if a head's largest score is above this; None: no such alarm. The
             default is three times the largest score measured in a healthy model (82, in all-MiniLM-L6-v2).
         dead: whether dead heads raise an alarm. The argument `dead` of `Monitor` defines when a head is dead.
-
-    A number that is NaN passes every threshold.
 
     Raises:
         ArgumentError: thresholds out of their range; no alarm at all.
@@ -368,24 +366,24 @@ class Alarm:
     threshold: float
 
     def __str__(self) -> str:
-        fault, advice = SENTENCES[self.kind]
+        sentence, advice = SENTENCES[self.kind]
         layer = "the model" if self.layer == "" else f"layer {self.layer}"  # the model is one layer
         place = layer if self.head is None else f"head {self.head} of {layer}"
-        return f"{place} {fault.format(self.value, self.threshold)} at step {self.step}; {advice}"
+        return f"{sentence.format(place, self.value, self.threshold)}, at step {self.step}; {advice}"
 
 
 SENTENCES = {
     "entropy": (
-        "must not collapse onto single keys: more than half of its heads have at most {:.3g} of the largest "
-        "entropy, below {:g},",
+        "attention in {} has collapsed: more than half of its heads have at most {:.3g} of the largest "
+        "entropy (threshold {:g})",
         "lower the learning rate, or normalise queries and keys",
     ),
     "max_logit": (
-        "must keep its scores in bounds: its largest logit is {:.4g}, above {:g},",
+        "{} has very large scores: its largest logit is {:.4g} (threshold {:g})",
         "lower the learning rate, normalise queries and keys, or cap them with softcap",
     ),
     "dead": (
-        "must have an output: its norm is {:.3g} of the layer's mean norm, at most {:g},",
+        "{} has almost no output: its norm is {:.3g} times the layer's mean norm (threshold {:g})",
         "check its part of W_V, or remove it with headwise.prune",
     ),
 }

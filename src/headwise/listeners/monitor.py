@@ -1,19 +1,19 @@
-"""`Monitor`: how the heads of a model fare while it is trained, as plain numbers every so many steps.
+"""`Monitor`: statistics of the heads of a model in training, measured every so many steps.
 
-    step    0  measured: attached, heard, summed over all its calls where the model is, read once, detached
+    step    0  measured: attach, sum over all calls on the model's device, read once, detach
     step    1  nothing is attached
     ...
     step  100  measured
 
-What is watched for, and who saw it go wrong first:
+What is measured, and who first reported the fault:
 
     entropy     falls to 0 as attention collapses onto one key  Zhai 2023
     max_logit   grows without bound before a loss diverges      Dehghani 2023; Wortsman 2023
     first       rises as a head becomes an attention sink       Xiao 2024
     output      falls to 0 as a head dies: hardly any output    Sandoval-Segura 2025
 
-`measured_step.py` measures a step and tells what went too far. `trainer_callback` is a monitor in
-the training loop of Hugging Face Transformers.
+`measured_step.py` measures a step and raises alarms. `trainer_callback` is a monitor in the training loop of
+Hugging Face Transformers.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Monitor:
     measured step; an exception from `on_alarm` is raised there, too.
 
     Args:
-        model: with everything inside it.
+        model: the model to monitor, with all its submodules.
         every: the number of steps from one measured step to the next.
         statistics: names of row statistics of `headwise.AttentionMap.statistics`.
         dead: the share of its layer's mean output norm up to which a head is dead; None: not measured.
@@ -196,7 +196,7 @@ class Monitor:
         warning for each step that is never entered by `with`.
 
         Raises:
-            AttentionBypassed: in a measured step: a layer that cannot be heard, or no layer was heard.
+            AttentionBypassed: in a measured step: a layer that cannot be intercepted; no attention was found.
             ArgumentError: in the first measured step: the model did not run in it.
             Exception: any exception that `on_alarm` raises.
 
@@ -349,7 +349,7 @@ class Monitor:
             ...     output, _ = model(torch.randn(1, 5, 8))
             dead 0 1
             >>> str(monitor.raised[0]).split(": ")[0]
-            'head 1 of layer 0 must have an output'
+            'head 1 of layer 0 has almost no output'
         """
         return [] if self._alarm_state is None else list(self._alarm_state.raised)
 
@@ -405,9 +405,9 @@ def trainer_callback(every: int | Monitor = 100, **options: Unpack[MonitorOption
     A step is everything between two updates of the weights: all forwards of gradient accumulation and their
     backward passes, so activation checkpointing works, too. The numbers over all heads ("heads/entropy/min",
     "heads/dead", ...) are added to the logs once for each measured step; those of every head are in
-    `callback.monitor`. Trainer calls `callbacks` after its own reporters, such as TensorBoard, so without
-    more the numbers reach only `state.log_history` and the terminal. `callback.join(trainer)` moves this
-    callback before the reporters. An exception in `on_alarm` ends `train()`.
+    `callback.monitor`. Trainer calls `callbacks` after its built-in reporters, such as TensorBoard. By
+    default the numbers therefore reach only `state.log_history` and the terminal. `callback.join(trainer)`
+    moves this callback before the reporters. An exception in `on_alarm` ends `train()`.
 
     Trainer does not report exceptions to its callbacks. If an exception ends `train()` in a measured step,
     the model stays watched until `callback.close()` or the next `train()`.

@@ -1,13 +1,12 @@
 """`roles`: which heads of a model attend from a word to the related word.
 
-Sentences of the grammar run through the model, those of one length together, so that nothing is padded. For
-every head the word with the largest weight is recorded for each word, and `heads/roles.py` judges these
-records. The weight of a word of several tokens as a key is the sum over its tokens, and as a query their mean
-(Clark 2019).
+The model reads sentences of the grammar, in batches of one length, so that nothing is padded. For each head
+and word, the word with the largest weight is recorded, and `heads/roles.py` judges these records. If a word
+has several tokens, weights are summed over its keys and averaged over its queries (Clark 2019).
 
 Results are cached in the user's cache folder under a hash of weights, tokens and grammar; those of some
 models come with the package. A cached result is used only if a few sentences give the same attention again,
-for the hash does not cover configs, hooks, patches or ablations.
+since the hash does not cover configs, hooks, patches or ablations.
 
 `retrieval_scores`: which heads copy a needle, a sentence hidden in a long text, while the model generates it
 token by token. The key with the largest weight of a retrieval head is then the token of the needle that is
@@ -79,10 +78,11 @@ def roles(
 
     For each relation, the head is chosen on one half of the sentences and tested on the other half, which has
     other words and sentence shapes. It is compared with rules that need no model: the best fixed offset, and
-    the nearest, the first and the last word of that class. A role is found if the head is better than every
-    rule by 0.15 and by more than chance. A head attends to the word with its largest weight; special tokens,
-    punctuation and the word itself are left out. A causal model (its weights show it) is tested only on
-    relations to earlier words, and reads a start token first, or the word "Well" if it has none.
+    the nearest, the first and the last word of that class. A role is found if the head beats every rule
+    by at least 0.15 and the difference is statistically significant. A head attends to the word with its
+    largest weight; special tokens, punctuation and the word itself are left out. A model that puts no weight
+    on later tokens is treated as causal: it is tested only on relations to earlier words, and each sentence
+    is preceded by a start token, or by "Well" if the tokenizer has none.
 
     Args:
         model: any model of one text that works with `headwise.watch`. It is in eval mode during the call.
@@ -99,7 +99,7 @@ def roles(
         ArgumentError: too few sentences; a batch below 1; a tokenizer without offsets, with tokens that span
             several words, or of another model; a model of two texts, or with fewer positions than a sentence
             has tokens.
-        AttentionBypassed: layers that cannot be heard.
+        AttentionBypassed: layers whose attention cannot be intercepted.
 
     Clark 2019, "What Does BERT Look At?"; Voita 2019.
     """
@@ -570,7 +570,7 @@ def retrieval_scores(
         ShapeError: more than one sequence.
         ArgumentError: a needle that is empty or outside the text; fewer than one new token; a model
             that gives no cache.
-        AttentionBypassed: layers that cannot be heard, or no layer was heard.
+        AttentionBypassed: layers whose attention cannot be intercepted; no attention was found.
 
     Wu 2024, "Retrieval Head Mechanistically Explains Long-Context Factuality".
     """

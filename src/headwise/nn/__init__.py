@@ -1,14 +1,14 @@
-"""Modules: attention with its projections, and what belongs to them.
+"""Modules: attention with its projections, and their options.
 
-multihead.py           `MultiHeadAttention`: what it is made of, and its forward from the top
+multihead.py           `MultiHeadAttention`: its submodules and forward
 self_attention.py      mha(x) without options
 one_step.py            attention and its projections as one step of autograd
-packed_weights.py      the projections' weights side by side, and whether they are untouched
-module_call.py         what a call of the module is given, checked
-options.py rotary.py   what a module can have beside: norms, gates, biases by distance; rotary positions
-cache.py               `KVCache`; cached_call.py: a token over a cache, `Memory`
+packed_weights.py      the projections' weights as one tensor, and whether they were changed
+module_call.py         validation of the arguments of forward
+options.py rotary.py   optional parts: norms, gates, biases by distance; rotary positions
+cache.py cached_call.py   `KVCache`; attention of new tokens to a cache, `Memory`
 ragged.py              sequences of several lengths
-as_torch/              in place of torch's class: the class, its call, `adopt` and `restore`
+as_torch/              a replacement for torch's class: the class, its call, `adopt` and `restore`
 presets.py torch_conversion.py   configurations of known models; weights from torch's class and back
 """
 

@@ -1,14 +1,12 @@
-"""The page of watched heads: one file that works offline.
+"""The page of watched heads: one HTML file that works offline.
 
-What it holds is plain data, and packed arrays beside it; `page/src/heads/page_data.ts` says the same of every
-field. What draws it is built from `page/` of the repository. All that users give is text, whatever it looks
-like. In a notebook the page stands in a frame; where it would be too large for that, the table of heads alone
-does, which runs nothing.
+It holds plain data and packed arrays; `page/src/heads/page_data.ts` documents every field. Its code is built
+from `page/` of the repository. All texts of users are escaped. A notebook shows the page in a frame, or, if
+it would be too large, only the table of heads, without scripts.
 
-A source is one `Heads`, a reading one sequence that it read, without its padding. Up to `EXACT` positions a
-side a map has a cell per query and key; beyond, positions share 128 x 128 cells. So that a page stays small,
-all maps together have `MOST_CELLS` cells at most, about 12 MB: where they would have more, those of more than
-128 positions are pooled, or of more than 64, or of more than 32.
+A source is one `Heads`, a reading is one sequence that it read, without padding. Maps of up to `EXACT`
+positions a side have a cell per query and key; longer maps are pooled to 128 x 128 cells. All maps together
+have at most `MOST_CELLS` cells, about 12 MB; else maps of more than 128, 64 or 32 positions are pooled, too.
 
 Letters: T query_len, S key_len, C checkpoints.
 """
@@ -68,6 +66,7 @@ FORMAT = "headwise page 1"
 MOST_CELLS = 2**24
 LONGEST_TEXT = 2000  # characters
 OF_NO_LABEL = "#6b6f76"
+NOUNS = {"possessed": "possessed noun", "reflexive": "reflexive pronoun", "preposition's noun": "noun"}
 NOTEBOOK = 4 * 2**20  # letters of a page that a notebook is given
 COARSER = 64  # cells a side, of one that would be larger
 NEAR = 8  # positions away, in the definitions of `local` and `locality`
@@ -330,8 +329,11 @@ def _roles(roles: Roles, reading: Reading) -> dict[str, list[dict[str, Any]]]:
 
 def _sentence(name: str) -> str:
     """Return the relation of a role as a sentence about a head."""
-    source, _, target = name.partition(" > ")
-    return f"attends from a {source} to its {target}" if target else f"attends to the {source}"
+    near = name.replace("far subject", "subject")
+    source, _, target = (NOUNS.get(part, part) for part in near.partition(" > "))
+    a = "an" if source.startswith(tuple("aeiou")) else "a"
+    words = f"from {a} {source} to its {target}" if target else f"to the {source}"
+    return f"attends {words}{'' if near == name else ' when other words are between them'}"
 
 
 def _labels() -> list[dict[str, Any]]:

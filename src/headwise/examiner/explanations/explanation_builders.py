@@ -189,7 +189,7 @@ def explain(
 
     Args:
         module: a `headwise.MultiHeadAttention`, a `torch.nn.MultiheadAttention`, a
-            `headwise.nn.MultiheadAttention`, or any module that `headwise.check` understands; it is run here.
+            `headwise.nn.MultiheadAttention`, or any that `headwise.check` understands. It runs in-process.
         query: [B, T, E], or another shape that the module takes: [T, B, E] without batch_first, [T, E] for
             one sequence.
         key, value: as query, with S in place of T. key defaults to query, value to key.
