@@ -700,7 +700,7 @@ def test_a_survey_that_is_loaded_says_the_same(surveyed: Any, tmp_path: Path) ->
         again[3]
     with pytest.raises(ArgumentError, match=r"position must be one of 0 to 36: got 37;"):
         again.document(37)
-    with pytest.raises(ArgumentError, match=r"trained must be given .* got None for 'small'"):
+    with pytest.raises(ArgumentError, match=r"trained must be given, .* got None for 'small'"):
         again.typical()
     (tmp_path / "survey.json").write_text("no")
     with pytest.raises(ArgumentError, match=r"survey.json in .* cannot be read"):

@@ -575,7 +575,7 @@ def refusals() -> list[str]:
     more = torch.cat([q, q[:, :, :2]], 2) if rank == 1 else q
     refused(ShapeError, "rank 0 has 7 of 16, its share is 8", lambda: attend(more, more, more))
     wider = normal(0, B, H + 2 * rank, 7, D)
-    refused(ShapeError, "ranks must agree in num_heads: ", lambda: attend(wider, wider, wider))
+    refused(ShapeError, "ranks must pass the same num_heads: ", lambda: attend(wider, wider, wider))
     short = q[:, :, :1]
     refused(ShapeError, "2 tokens for 2 ranks with 4 chunks", lambda: attend(short, short, short))
     refused(ShapeError, "got 0 sequences", lambda: attend(q[:0], q[:0], q[:0]))
@@ -618,7 +618,7 @@ def refusals() -> list[str]:
     refused(MemoryError, "q and k of all 2 ranks", lambda: loose.whole(limit="1 KiB"))
     refused(MemoryError, "dense weights", lambda: loose.dense(limit="9 KiB"))
     refused(ArgumentError, "got 'cuda'", lambda: loose.to("cuda"))
-    refused(ArgumentError, "got one over 2 ranks", lambda: copy.copy(loose))
+    refused(ArgumentError, "it is over 2 ranks; save map.whole()", lambda: copy.copy(loose))
     with torch.no_grad():
         q[0, 0, 0, 0] += 1
     refused(ArgumentError, "written to in place", loose.statistics)
@@ -629,14 +629,14 @@ def refusals() -> list[str]:
     refused(ArgumentError, "got True", lambda: model(ids, last=True))
     refused(
         ArgumentError,
-        "last must be False for a sequence sharded over ranks: got True",
+        "last must be False if the sequence is sharded over ranks: got True",
         lambda: model.generate(ids, max_new_tokens=2),
     )
     dropping = hw.parallel.shard_sequence(hw.MultiHeadAttention(24, 6, dropout=0.25))
     refused(ArgumentError, "over ranks: got 0.25", lambda: dropping(normal(rank, B, 7, 24)))
     refused(ArgumentError, "with 2 ranks; measure it", lambda: _watched(model, ids, diversity=True))
     refused(ArgumentError, "with 2 ranks; measure it", lambda: _watched(model, ids, written=True))
-    refused(ArgumentError, "over 2 ranks; use one process", lambda: _ablated(model, ids))
+    refused(ArgumentError, "is sharded over 2 ranks; use one", lambda: _ablated(model, ids))
     limited = hw.parallel.shard_sequence(transformer(positions="learned", max_length=13))
     refused(ShapeError, "14 over all ranks > 13", lambda: limited(ids))
     refused(
@@ -703,15 +703,13 @@ def tokens_laid_out_otherwise() -> list[str]:
     x, q = normal(1, B, 64, 24), normal(2, B, H, 64, D)
     model = transformer(rope=Rope())
     hw.parallel.shard_sequence(model, order="zigzag")
-    expect(
-        "moved", 'split was only called with "in order"', lambda: model(split(ids, order="in order").clone())
-    )
-    other = 'the model is sharded "zigzag", and [2, 32] is "in order"'
+    expect("moved", "split was only called", lambda: model(split(ids, order="in order").clone()))
+    other = 'order="zigzag": [2, 32] was split with order="in order"; pass'
     expect("in another order", other, lambda: model(split(ids, order="in order")))
     expect("split", None, lambda: model(split(ids)))
     expect(
         "not split",
-        'the model is sharded "zigzag", and [2, 64] is the same on all 2 ranks',
+        "all 2 ranks passed the same tensor of shape [2, 64]; pass",
         lambda: model(ids),
     )
     expect("moved", None, lambda: model(split(ids).clone()))
@@ -720,17 +718,17 @@ def tokens_laid_out_otherwise() -> list[str]:
 
     hw.parallel.shard_sequence(model, order="in order", length=64)
     expect("sharded anew", None, lambda: model(split(ids, order="in order")))
-    expect("sharded anew", 'sharded "in order", and [2, 32] is "zigzag"', lambda: model(split(ids)))
+    expect("sharded anew", '[2, 32] was split with order="zigzag"', lambda: model(split(ids)))
 
     mha = hw.parallel.shard_sequence(hw.MultiHeadAttention(24, 6, dtype=torch.float64))
-    expect("keys that are not split", "[2, 64, 24] is the same on all 2 ranks", lambda: mha(split(x), x, x))
+    expect("keys that are not split", "the same tensor of shape [2, 64, 24]", lambda: mha(split(x), x, x))
     expect("along channels", "along dim 1: they were split along dim 2", lambda: mha(split(x, dim=2)))
     expect("queries and keys", None, lambda: mha(split(x), key=split(x), value=split(x)))
     own, all_real = hw.parallel.shard_sequence(InAnother()), torch.ones(B, 64, dtype=torch.bool)
     expect("a model of one's own", None, lambda: own(all_real, split(x).clone()))
     expect(
         "a model of one's own, not split",
-        "is the same on all 2 ranks",
+        "all 2 ranks passed the same",
         lambda: own(torch.ones(B, 128) > 0, x),
     )
 
@@ -738,9 +736,9 @@ def tokens_laid_out_otherwise() -> list[str]:
     expect(
         "heads instead of tokens", "along dim 2: they were split along dim 1", lambda: attend(*[split(q)] * 3)
     )
-    expect("one call", "[2, 6, 64, 8] is the same on all 2 ranks", lambda: attend(q, q, q))
+    expect("one call", "the same tensor of shape [2, 6, 64, 8]", lambda: attend(q, q, q))
     late = split(q, dim=2, order="in order")
-    expect("one call, in another order", 'and [2, 6, 32, 8] is "in order"', lambda: attend(*[late] * 3))
+    expect("one call, in another order", 'was split with order="in order"', lambda: attend(*[late] * 3))
     expect("one call", None, lambda: attend(*[split(q, dim=2)] * 3))
     return wrong
 

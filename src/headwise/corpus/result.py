@@ -260,17 +260,17 @@ class Survey:
         """Return the heads on the most typical document, watched again, and its text.
 
         Args:
-            trained: the model and its tokenizer, as `headwise.models.load` gives them; None: those that were
-                surveyed just now.
+            trained: the model and its tokenizer, as `headwise.models.load` returns them; None: those that
+                this result was measured with by `headwise.survey`.
 
         Raises:
-            ArgumentError: no such document; a corpus that is not there any more; no model.
+            ArgumentError: there is no typical document; the corpus no longer exists; no model.
         """
         trained = trained or self.trained
         if trained is None:
             raise ArgumentError(
-                f"trained must be given for a survey that was loaded: got None for {self.title!r}; load the "
-                "model with headwise.models.load"
+                f"trained must be given, since a loaded survey does not contain its model: got None for "
+                f"{self.title!r}; pass headwise.models.load(...)"
             )
         position = self.totals.typical
         text = None if position is None else self.document(position).text

@@ -82,8 +82,8 @@ def survey(
 
     Args:
         model: a name or folder for `headwise.models.load`, or its result; or a model, with `tokenizer`.
-        corpus: a file or a folder: texts (.txt, .text, .md; a file is a document), JSON by lines (.jsonl,
-            .ndjson; a line is one), Parquet (a row is one).
+        corpus: a file or a folder: texts (.txt, .text, .md; one document per file), JSON Lines (.jsonl,
+            .ndjson; one document per line), Parquet (one document per row).
         out: a folder; it is created if it does not exist. With several machines, all must see this folder and
             the corpus.
         field: the name of the field with the text, in JSON and Parquet.
@@ -92,7 +92,7 @@ def survey(
         roles: also measure once what roles heads have (`headwise.roles`).
         threads: the number of torch threads in each process. Results are bitwise the same only with the same
             number.
-        device: for a model by name: "cpu", "cuda" (each process its own), "cuda:1".
+        device: if the model is given by name: "cpu", "cuda" (each process uses its own GPU) or e.g. "cuda:1".
         block: the number of documents that are saved together; None: a 64th of the corpus, 16 to 256.
         engine: "here", this process or those of torchrun; "ray", a job of Ray Data.
         workers: the number of Ray processes; None: one per processor of the cluster.

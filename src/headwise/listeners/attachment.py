@@ -347,8 +347,8 @@ class Attachment:
                     continue
                 if weights.ranks is not None and not listener.hears_shards:
                     raise ArgumentError(
-                        "model must not be sharded by sequence for anything except watch: "
-                        f"{named or 'the model itself'} is, over {weights.ranks} ranks; use one process"
+                        "model must not be sharded by sequence, except for headwise.watch: "
+                        f"{named or 'the model'} is sharded over {weights.ranks} ranks; use one process"
                     )
                 call = LayerCall(named, kind, weights, value, output, run.forward, tokens)
                 changed = listener.hear(

@@ -251,7 +251,7 @@ class _Listener(Listener):
         B, H, T, S = shape = call.weights.shape
         if call.weights.ranks is not None and (self.between or self.writer is not None):
             raise ArgumentError(
-                f"{'diversity' if self.between else 'written'} must be left out if a sequence is sharded "
+                f"{'diversity' if self.between else 'written'} must be False if the sequence is sharded "
                 f"over ranks: got True with {call.weights.ranks} ranks; measure it in one process"
             )
         # A call without values has weights only, and no scores.

@@ -249,7 +249,8 @@ def specialisation(folder: str | os.PathLike[str] | None = None) -> Specialisati
 
         life = hw.models.specialisation()
         life.when("induction_stripe", 0.4)         # the first checkpoint with an induction head, and which
-        life.of(2, 5)                              # one head over training, row by row life.plot()
+        life.of(2, 5)                              # one head over training, a row per checkpoint
+        life.plot()
 
     The model is not run: the measurements are read from a file in the package.
 

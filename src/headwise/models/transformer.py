@@ -72,7 +72,7 @@ class Transformer(nn.Module):
     encoder: Stack | None
     decoder: Stack | None
     output: nn.Linear | None
-    _sharding: Sharding | None = None  # how its sequence lies over ranks; see `headwise.parallel`
+    _sharding: Sharding | None = None  # how its sequence is sharded over ranks; see `headwise.parallel`
 
     def __init__(
         self, config: TransformerConfig, *, device: Device = None, dtype: torch.dtype | None = None
@@ -131,7 +131,7 @@ class Transformer(nn.Module):
             raise TypeError("ids must be given: got none; call model(ids) with ids int [B, T]")
         if last and self._sharding is not None:
             raise ArgumentError(
-                "last must be False for a sequence sharded over ranks: got True; use "
+                "last must be False if the sequence is sharded over ranks: got True; use "
                 "headwise.parallel.join on the output"
             )
         x = self.hidden(

@@ -175,7 +175,7 @@ def check_projected(name: str, x: Tensor, heads: int, width: int) -> None:
     """Raise unless the output of a projection is a plain tensor of so many heads of so many channels.
 
     Raises:
-        ArgumentError: a tensor that lies over several processes.
+        ArgumentError: x is a DTensor.
         ShapeError: another width.
     """
     shard = "to shard heads over devices use headwise.parallel.shard_heads(module, mesh)"
@@ -312,12 +312,12 @@ def rules_of(mask: Mask | Tensor, batch: int, query_len: int, key_len: int, itse
 def fx_node(module: nn.Module, *arguments: object) -> Any | None:
     """Return the node of a module in the graph of `torch.fx.symbolic_trace`; None if no argument is a Proxy.
 
-    torch's tracer keeps every module of the package `torch.nn` whole and records the operations inside all
-    others. What ours do depends on dtypes and sizes, which a Proxy does not have, so they ask to be kept
-    whole, too. A module that is traced itself, and not inside another, cannot be.
+    torch's tracer records a module of the package `torch.nn` as one node, and of other modules their
+    operations. The operations of headwise's modules depend on dtypes and sizes, which a Proxy does not have,
+    so they are recorded as one node, too. A module that is itself the root of the trace cannot be.
 
     Args:
-        given: the arguments of `forward`, in its order.
+        arguments: those of `forward`, in its order.
 
     Raises:
         ArgumentError: a hook on the module, which would run in the graph and once more inside the module.

@@ -79,10 +79,10 @@ def shard_heads(
     optimiser that was made before holds the replaced parameters, and its step raises.
 
     The number of key/value heads must be a multiple of n or divide n; in the second case several ranks hold a
-        copy of the same key/value head.
+    copy of the same key/value head.
 
     Args:
-        model: a model with attention, or an attention layer. On the meta device nothing is computed.
+        model: a model with attention, or an attention layer; it may be on the meta device.
         mesh: a mesh with one axis; of a mesh with several, `axis` is used.
         axis: the name of the axis over which heads are sharded.
         output_layout: only for a single `MultiHeadAttention` or `FeedForward`: its output is then a DTensor
@@ -94,9 +94,9 @@ def shard_heads(
 
     Raises:
         ShapeError: the number of heads is not a multiple of the number of ranks.
-        ArgumentError: no attention to shard; attention that is sharded already, parametrised, or has replaced
-            parts; parameters shared with other modules; a mesh with several axes, none of this name; dropout
-            if the random states of ranks differ.
+        ArgumentError: the model has no attention; attention is sharded already, parametrised, has replaced
+            parts or shares parameters with other modules; the mesh has several axes, none of this name; the
+            model has dropout and the random states of ranks differ.
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be a torch.nn.Module: got {text_of(model)}; pass the model itself")
@@ -105,8 +105,8 @@ def shard_heads(
     modules = _shardable_modules(model)
     if output_layout is not None and not isinstance(model, MultiHeadAttention | FeedForward):
         raise ArgumentError(
-            f"output_layout must be for one attention or feed-forward alone: got {type(model).__name__}; "
-            "shard its layers one by one; the modules between them then get DTensors"
+            f"output_layout must be None unless model is a MultiHeadAttention or FeedForward: got "
+            f"{type(model).__name__}; shard its layers one by one; modules between them then get DTensors"
         )
     _check_shared(model, modules)
     for path, module in modules.items():
@@ -173,7 +173,7 @@ def _shardable_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _check(path: str, module: nn.Module, ranks: int) -> None:
-    """Raise if a module cannot be sharded over so many ranks."""
+    """Raise if a module cannot be sharded over this number of ranks."""
     name = path or "the model itself"
     if isinstance(module, ShardedAttention | ShardedFeedForward | ShardedTorchAttention):
         raise ArgumentError(
@@ -209,18 +209,18 @@ def _check(path: str, module: nn.Module, ranks: int) -> None:
     if heads % ranks:
         raise ShapeError(
             f"num_heads must be a multiple of the number of ranks: {name} has {heads} for {ranks} ranks; use "
-            f"a mesh of {_divisors(heads)}"
+            f"a mesh of size {_divisors(heads)}"
         )
     if kv_heads % ranks and ranks % kv_heads:
         raise ShapeError(
             f"num_kv_heads must be a multiple or a divisor of the number of ranks: {name} has {kv_heads} for "
-            f"{ranks} ranks; use a mesh of {_divisors(kv_heads)}"
+            f"{ranks} ranks; use a mesh of size {_divisors(kv_heads)}"
         )
 
 
 def _divisors(number: int) -> str:
     """Return the divisors of a number as text."""
-    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
+    return " or ".join(str(n) for n in range(1, number + 1) if number % n == 0)
 
 
 def _check_linears(name: str, module: nn.Module, layers: tuple[str, ...]) -> None:
@@ -228,7 +228,7 @@ def _check_linears(name: str, module: nn.Module, layers: tuple[str, ...]) -> Non
     for layer_name in layers:
         layer = getattr(module, layer_name, None)
         if layer is not None and (type(layer) not in (nn.Linear, OUT_PROJ) or "forward" in layer.__dict__):
-            wrapped = " with a forward of its own" if "forward" in layer.__dict__ else ""
+            wrapped = " whose forward was replaced" if "forward" in layer.__dict__ else ""
             raise ArgumentError(
                 f"projections must be nn.Linear to be sharded: {name}.{layer_name} is a "
                 f"{type(layer).__name__}{wrapped}; shard first, then replace or wrap them"
@@ -247,7 +247,7 @@ def _check_norms(name: str, module: MultiHeadAttention) -> None:
 
 
 def _check_shared(model: nn.Module, modules: dict[str, nn.Module]) -> None:
-    """Raise if a parameter to be sharded is also used elsewhere, since sharding would separate the two."""
+    """Raise if a parameter to be sharded is also used elsewhere, since sharding makes separate copies."""
     places: dict[Tensor, str] = {}
     sharded = {parameter for module in modules.values() for parameter in module.parameters()}
     for path, module in model.named_modules():
@@ -255,8 +255,8 @@ def _check_shared(model: nn.Module, modules: dict[str, nn.Module]) -> None:
             place = f"{path}.{name}" if path else name
             if parameter in places and parameter in sharded:
                 raise ArgumentError(
-                    f"model must not share parameters that are sharded: {place} is also {places[parameter]}; "
-                    "give each module its own copy first"
+                    f"model must not share sharded parameters: {place} and {places[parameter]} are the same "
+                    "parameter; give each module its own copy first"
                 )
             places[parameter] = place
 
@@ -354,7 +354,7 @@ def _shard_feed_forward(module: FeedForward, mesh: DeviceMesh, layout: Placement
 
 
 def _shard_torch_attention(module: nn.MultiheadAttention, mesh: DeviceMesh) -> None:
-    """Replace torch's packed projections by three that can be sharded; arguments of forward stay."""
+    """Replace torch's packed projections by three sharded ones; the arguments of forward do not change."""
     ours = MultiHeadAttention.from_torch(module)
     _shard_attention(ours, mesh, None)
     for name in list(module._parameters):
@@ -376,10 +376,10 @@ def _broadcast_others(model: nn.Module, group: Group) -> None:
 
 
 def _check_optimizers(before: list[weakref.ref[nn.Parameter]], model: nn.Module) -> None:
-    """Let every optimiser with a parameter that sharding replaced raise when it steps.
+    """Make every optimiser that holds a replaced parameter raise an error in its next step.
 
     Such a parameter gets no gradient any more, and the optimiser would skip it silently. torch has no list of
-    optimisers; the garbage collector has one, which is read if a replaced parameter is still alive.
+    optimisers, so the objects of the garbage collector are searched, if a replaced parameter is still alive.
     """
     current = {id(parameter) for parameter in model.parameters()}
     replaced = [ref for ref in before if (parameter := ref()) is not None and id(parameter) not in current]
@@ -413,7 +413,7 @@ class ShardedAttention(MultiHeadAttention):
     """`MultiHeadAttention` whose heads are sharded over ranks; `local_heads` says which are on this one.
 
     `num_heads`, `num_kv_heads`, `sinks`, maps, `head_outputs` and caches are those of this rank's heads;
-    masks and biases are given for all heads. Inputs, plain tensors or DTensors, and the output are the same
+    masks and biases are given for all heads. Inputs (plain tensors or DTensors) and the output are the same
     on every rank.
     """
 
@@ -438,7 +438,7 @@ class ShardedAttention(MultiHeadAttention):
         bias: Bias | None = None,
         **more: Any,
     ) -> tuple[Tensor, AttentionMap | None]:
-        """As `MultiHeadAttention.forward`: (the output of all heads, the map of this rank's)."""
+        """As `MultiHeadAttention.forward`: (the output of all heads, the map of this rank's heads)."""
         query, key, value, mask, bias, *_ = self._received(Inputs(query, key, value, mask, bias))
         with self._rank_random_state(query):
             output, weights = super().forward(query, key, value, mask, bias=bias, **more)
@@ -455,7 +455,7 @@ class ShardedAttention(MultiHeadAttention):
         bias: Bias | None = None,
         **more: Any,
     ) -> Tensor:
-        """Return the outputs of this rank's heads, [B, heads here, T, Dv]."""
+        """Return the outputs of this rank's heads, [B, heads on this rank, T, Dv]."""
         query, key, value, mask, bias, *_ = self._received(Inputs(query, key, value, mask, bias))
         with self._rank_random_state(query):
             return super().head_outputs(query, key, value, mask, bias=bias, **more)
@@ -474,7 +474,7 @@ class ShardedAttention(MultiHeadAttention):
         """
         raise ArgumentError(
             f"reset_parameters must be called before heads are sharded: this rank has {self.local_heads}; "
-            "draw weights in one process, and load them with torch.distributed.checkpoint.state_dict"
+            "initialize the weights in one process and load them with torch.distributed.checkpoint.state_dict"
         )
 
     def extra_repr(self) -> str:
@@ -546,7 +546,7 @@ class ShardedFeedForward(FeedForward):
 
 
 def full_tensor(x: Tensor) -> Tensor:
-    """Return a DTensor as the whole, plain tensor; others as they are. Gradients flow."""
+    """Return the full tensor of a DTensor, with gradients; return another tensor unchanged."""
     if not isinstance(x, DTensor):
         return x
     plain: Tensor = x.redistribute(placements=[Replicate()] * x.device_mesh.ndim).to_local()
@@ -554,7 +554,7 @@ def full_tensor(x: Tensor) -> Tensor:
 
 
 def as_dtensor(output: Tensor, mesh: DeviceMesh, layout: Placement | None) -> Tensor:
-    """Return an output that every rank has as a DTensor with this layout; None: as it is."""
+    """Convert an output, the same on every rank, to a DTensor with this layout; None leaves it unchanged."""
     if layout is None:
         return output
     placed: Tensor = DTensor.from_local(output, mesh, [Replicate()], run_check=False)
@@ -564,8 +564,8 @@ def as_dtensor(output: Tensor, mesh: DeviceMesh, layout: Placement | None) -> Te
 class ShardedTorchAttention(nn.Module):
     """`torch.nn.MultiheadAttention` with its heads sharded: torch's arguments and masks (True = hidden).
 
-    `attention` computes it. Returned weights are of all heads, before dropout; a query that may see nothing
-    attends to nothing.
+    `attention` computes it. Returned weights are those of all heads, before dropout; the weights of a query
+    that may attend to no key are 0.
     """
 
     attention: ShardedAttention
@@ -588,8 +588,8 @@ class ShardedTorchAttention(nn.Module):
         """As in torch: (output, weights or None)."""
         if is_causal and attn_mask is None:
             raise ArgumentError(
-                "is_causal must be given with attn_mask, since it is a hint: got is_causal=True alone; pass "
-                "attn_mask=torch.nn.Transformer.generate_square_subsequent_mask(length)"
+                "is_causal must be given with the attn_mask that it describes: got is_causal=True alone; "
+                "pass attn_mask=torch.nn.Transformer.generate_square_subsequent_mask(length)"
             )
         is_unbatched, itself = query.ndim == 2, key is query and value is query
         inputs = [query] if itself else [query, key, value]
@@ -609,9 +609,9 @@ class ShardedTorchAttention(nn.Module):
     def _rules(
         self, q: Tensor, k: Tensor, padding: Tensor | None, attn_mask: Tensor | None
     ) -> tuple[Mask, Tensor | None]:
-        """Return mask and bias of torch's masks."""
+        """Convert torch's masks to a mask and a bias."""
         (B, T, _), S = q.shape, k.shape[1]
-        if padding is not None and padding.is_floating_point():  # as torch's encoder makes them of bool
+        if padding is not None and padding.is_floating_point():  # torch's encoder converts bool masks
             hidden = padding == -torch.inf
             padding = padding if bool(padding.masked_fill(hidden, 0).any()) else hidden
         causal = False

@@ -12,7 +12,7 @@ its backward is another exchange, so that second derivatives work, too:
 
     function            forward                                  backward
     copy_to_ranks       x, which every rank has                  sum of the ranks' gradients
-    reduce_from_ranks   sum over ranks, used by all in one way   the gradient unchanged
+    reduce_from_ranks   sum over ranks, used identically         the gradient unchanged
     sum_over_ranks      sum over ranks, used differently         sum of the ranks' gradients
     gather_from_ranks   all ranks' parts, concatenated           this rank's part
     part_of_rank        this rank's part of the whole            all ranks' parts, concatenated
@@ -75,7 +75,7 @@ class LocalHeads:
         allowed = self._cut(mask.allowed, "mask")
         if (
             self.count == 1 and allowed.shape[2] == 1
-        ):  # otherwise the rule of one head would be read as padding
+        ):  # otherwise the mask of one head would be treated as padding
             if query_len > 1:
                 allowed = allowed.expand(-1, -1, query_len, -1)
             elif mask.keys is None and allowed.shape[3] > 1:
@@ -83,7 +83,7 @@ class LocalHeads:
         return replace(mask, allowed=allowed)
 
     def bias(self, bias: Bias | None) -> Bias | None:
-        """Cut a bias for all heads to the heads of this rank; its gradient is that of all ranks."""
+        """Cut a bias for all heads to the heads of this rank; its gradient is collected from all ranks."""
         if isinstance(bias, tuple):
             return tuple(self._cut_bias(part) for part in bias)
         return None if bias is None else self._cut_bias(bias)
@@ -100,8 +100,8 @@ class LocalHeads:
         """Return this rank's part of values [H, ..]."""
         if not values.ndim or values.shape[0] != self.total:
             raise ShapeError(
-                f"{name} must hold a value for each head of all ranks: got {list(values.shape)} for "
-                f"{self.total} heads; this rank takes {self} from it"
+                f"{name} must have values for all {self.total} heads: got {list(values.shape)}; each rank "
+                f"selects its own (here {self})"
             )
         return part_of_rank(values, 0, self.group)
 
@@ -111,8 +111,8 @@ class LocalHeads:
             return copy_to_ranks(x, self.group)
         if x.shape[-3] != self.total:
             raise ShapeError(
-                f"{name} must broadcast to [B, H, T, S] of all {self.total} heads: got {list(x.shape)}; this "
-                f"rank takes {self} from it"
+                f"{name} must broadcast to [B, H, T, S] of all {self.total} heads: got {list(x.shape)}; each "
+                f"rank selects its own (here {self})"
             )
         return part_of_rank(x, x.ndim - 3, self.group)
 
@@ -192,14 +192,14 @@ def copy_to_ranks(x: Tensor, group: Group) -> Tensor:
 
 
 def reduce_from_ranks(x: Tensor, group: Group) -> Tensor:
-    """Return the sum over ranks; all of them compute the same with it, so gradients are not summed."""
+    """Return the sum over ranks; all of them use it identically, so gradients are not summed."""
     if group.size() == 1:
         return x
     return _Exchange.apply(x, lambda x: _sum(x, group), lambda grad: copy_to_ranks(grad, group))
 
 
 def sum_over_ranks(x: Tensor, group: Group) -> Tensor:
-    """Return the sum over ranks; each computes something else with it, so gradients are summed."""
+    """Return the sum over ranks; each uses it differently, so gradients are summed."""
     if group.size() == 1:
         return x
     return _Exchange.apply(x, lambda x: _sum(x, group), lambda grad: sum_over_ranks(grad, group))

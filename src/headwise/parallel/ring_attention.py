@@ -1,7 +1,7 @@
 """Ring attention: the sequence is sharded over a group of ranks, keys and values are passed round the ring.
 
 A rank's `Shard` of a call is its queries and keys with the mask and scoring of the full call. A run of its
-queries and a run of keys, local or received, are a rectangle of the score matrix. Each rectangle is an
+queries and a run of keys, local or received, form a rectangle of the score matrix. Each rectangle is an
 ordinary call of the engines, except for its positions: query i is at position i + S - T, and at i + S - T - j
 in a rectangle whose first key is j. Rectangles that the mask hides completely are left out.
 
@@ -10,7 +10,7 @@ parts, (largest score, sum of exponentials relative to it, weighted sum of value
 Sinks, one more column of a full row, are added once, at the end.
 
 Backward. Given the output and lse of full rows, the backward of each rectangle is exact. Keys and values are
-passed round once more; dq stays, dk and dv follow their block one step later until they are back on its rank.
+passed round once more; dq stays, dk and dv are passed on one step after their keys, until they are back.
 
 Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim; t, s this
 rank's of T, S.
@@ -120,7 +120,7 @@ class Shard:
 
     @property
     def mine(self) -> Rows:
-        """This rank's rows, without numbers, with the rules that decide which queries count."""
+        """This rank's rows, without numbers, with the mask that says which queries count."""
         B, H, T, S = self.shape
         at = self.queries.positions(self.ring.rank)
         counted = self.mask.counted(T)

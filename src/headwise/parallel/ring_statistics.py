@@ -38,7 +38,7 @@ class Measuring:
 
     @classmethod
     def of(cls, shard: Shard, lse: Tensor, error: BaseException | None = None) -> Measuring:
-        """Begin on all ranks, or raise on all of them; see `Ring.agree`.
+        """Return this rank's rows, or raise on all ranks; see `Ring.agree`.
 
         If the lse is too large to be exact on some rank, all ranks compute it again from tiles.
         """
@@ -139,7 +139,7 @@ def measure(
     off &= ~torch.isneginf(lse)
     spoiled = torch.where(off.any(), torch.nan, 0.0).to(
         lse
-    )  # as on a GPU, where values are not read and nothing raises
+    )  # NaN instead of an error, as on a GPU, where values are not read
     values = {name: ROW_STATISTICS[name].of(block, sums).masked_fill(off, torch.nan) for name in rows}
     if per_query:
         values = {name: measuring.over_queries(value) for name, value in values.items()}

@@ -1,12 +1,12 @@
-"""A sequence over the ranks of a group: which rank has which tokens, and the ring of messages.
+"""A sequence sharded over the ranks of a group: which rank has which tokens, and the ring of messages.
 
-T tokens over n ranks are n runs "in order", or "zigzag" 2 n chunks of which rank r holds two, one from either
-end:
+"in order" gives each of n ranks one run of tokens. "zigzag" divides T tokens into 2 n chunks, of which rank r
+has two: chunk r from the start and chunk r from the end:
 
     zigzag over 3 ranks     0 1 2 2 1 0      rank 0 holds the first and the last sixth
 
 Under a causal mask the first queries see few keys and the last see many, so zigzag gives every rank the same
-amount of work. Chunk c begins at floor(c T / 2n): any length will do. Neighbouring chunks are one run.
+amount of work. Chunk c begins at floor(c T / 2n), so T can have any value. Adjacent chunks are one run.
 
 Tokens in another order, or a text that was not split, have the right shape and would give wrong numbers. So
 `split` marks the tensors it returns; `split_error` checks that mark, and tensors without it are compared over
@@ -59,7 +59,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Layout:
-    """How one sequence lies over the ranks of a group."""
+    """How a sequence is distributed over the ranks of a group."""
 
     length: int
     ranks: int
@@ -97,19 +97,19 @@ class Layout:
             name: the name of the tensors in the error.
 
         Raises:
-            ShapeError: too short a sequence; another number of tokens on some rank.
+            ShapeError: the sequence is too short, or a rank has another number of tokens.
         """
         least = self.ranks * (2 if self.order == "zigzag" else 1)
         if self.length < least:
             raise ShapeError(
-                f"{name} must have at least one token per chunk: {self.length} tokens for {self.ranks} ranks "
-                f"with {least} chunks; use fewer ranks"
+                f"{name} must have at least one token per chunk: got {self.length} tokens for {self.ranks} "
+                f"ranks with {least} chunks; use fewer ranks"
             )
         for rank, size in sizes.items():
             if size != self.size(rank):
                 raise ShapeError(
-                    f"{name} must be the tokens of the rank: rank {rank} has {size} of {self.length}, its "
-                    f"share is {self.size(rank)}; split them with headwise.parallel.split in the same order"
+                    f"{name} must hold only the tokens of the rank: rank {rank} has {size} of {self.length}, "
+                    f"its share is {self.size(rank)}; use headwise.parallel.split with the same order"
                 )
 
 
@@ -165,7 +165,7 @@ def split_error(tokens: Tensor, ring: Ring, order: str, dim: int | None = None) 
     """Return the error of tokens that are known to be split in another way than `order`, or None.
 
     Args:
-        dim: where the tokens must be; None if any dimension will do.
+        dim: the dimension of the tokens; None if any is allowed.
     """
     mark: SplitMark | None = getattr(tokens, MARK, None)
     if mark is not None and dim not in (None, mark.dim):
@@ -177,17 +177,17 @@ def split_error(tokens: Tensor, ring: Ring, order: str, dim: int | None = None) 
     if order in used:
         return None
     (other,) = used
-    reason = f'split was only called with "{other}"' if mark is None else f'{list(tokens.shape)} is "{other}"'
+    reason = "split was only called" if mark is None else f"{list(tokens.shape)} was split"
     return ArgumentError(
-        f'tokens must be split in the order of the model: the model is sharded "{order}", and {reason}; pass '
-        "the same order to split and shard_sequence"
+        f'tokens must be split with order="{order}": {reason} with order="{other}"; pass the same order to '
+        "split and to shard_sequence or attention"
     )
 
 
 def fingerprint(*tokens: Tensor) -> float:
     """Return a hash of tensors, or 0 if they need not be compared.
 
-    That is so if `split` has marked one of them, or if a function transform hides their values.
+    They need not be if `split` has marked one of them, or if a function transform hides their values.
     """
     marked = any(hasattr(tensor, MARK) for tensor in tokens)
     if marked or not sum(map(Tensor.numel, tokens)) or torch._C._are_functorch_transforms_active():
@@ -209,9 +209,8 @@ def not_split(fingerprints: Sequence[float], tokens: Tensor, order: str) -> Argu
     if len(fingerprints) == 1 or not fingerprints[0] or len({*fingerprints}) > 1:
         return None
     return ArgumentError(
-        f'tokens must be split over ranks: the model is sharded "{order}", and {list(tokens.shape)} is the '
-        f"same on all {len(fingerprints)} ranks; pass headwise.parallel.split(tokens, "
-        f'order="{order}")'
+        f"tokens must be split over ranks: all {len(fingerprints)} ranks passed the same tensor of shape "
+        f'{list(tokens.shape)}; pass headwise.parallel.split(tokens, order="{order}")'
     )
 
 
@@ -226,7 +225,7 @@ def join(
 
     Raises:
         ArgumentError: an unknown order or mesh.
-        ShapeError: tensors that are not what `split` gives.
+        ShapeError: a rank has another number of tokens than `split` returns.
     """
     check_order(order)
     ring = Ring.of(mesh, axis)
@@ -261,15 +260,14 @@ class Message:
         self._sent = sent  # kept alive until it has been sent
 
     def wait(self) -> Tensor:
-        """Return what arrived."""
+        """Wait for the tensor from the rank before, and return it."""
         for work in self._works:
             work.wait()
         return self._arriving
 
 
 class RingSums:
-    """Sums over queries of all ranks, for each key: they are passed round the ring, one step after their
-    keys.
+    """Sums over queries of all ranks, for each key; they are passed round one step after their keys.
 
     Every rank adds its share to `current`, the sums of the keys of the current block, and calls `pass_on`.
     The share of this rank in its own keys stays, and is added to the rest at the end.
@@ -310,7 +308,7 @@ class RingSums:
 
 
 class Ring:
-    """This rank among those that share a sequence, each of which sends to the next."""
+    """The ranks that share a sequence, each of which sends to the next, as this rank sees them."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group

@@ -51,7 +51,7 @@ def shard_sequence(
     ranks. After backward, a rank has the gradients from its own tokens; `sum_gradients` adds them up.
 
     A call of `model` raises if `split` was used with another order, or if the tokens are the same on every
-    rank, since they were not split then. Other tokens that do not come from `split` are taken to be in
+    rank, since they were not split then. Other tokens that do not come from `split` are assumed to be in
     `order`.
 
     Args:
@@ -64,9 +64,9 @@ def shard_sequence(
             every call: a small message, and on a GPU a synchronization.
 
     Raises:
-        ArgumentError: no headwise attention in the model; an unknown order or mesh. From calls: tokens that
-            were not split, or in another order; dropout on weights, a cache or generation, which are not
-            supported over ranks.
+        ArgumentError: the model has no headwise attention, or the order or mesh is unknown. Calls raise for
+            tokens that were not split, or split in another order, and for dropout on weights, a cache or
+            generation, which are not supported over ranks.
 
     Example:
         model = hw.parallel.shard_sequence(model, mesh)
@@ -76,8 +76,8 @@ def shard_sequence(
     layers = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
     if not layers:
         raise ArgumentError(
-            f"model must contain headwise.MultiHeadAttention: got {type(model).__name__} without one; use it "
-            "instead of torch's class, which cannot be sharded by sequence, even after headwise.adopt"
+            f"model must contain headwise.MultiHeadAttention: got {type(model).__name__} without one; "
+            "convert torch's layers, also after headwise.adopt, with MultiHeadAttention.from_torch"
         )
     sharding = SequenceSharding(Ring.of(mesh, axis), order, length)
     for module in model.modules():
@@ -104,7 +104,7 @@ class TokenCheck:
         self._handle = model.register_forward_pre_hook(self, prepend=True, with_kwargs=True)
 
     def remove(self) -> None:
-        """Check no more calls."""
+        """Stop checking calls."""
         self._handle.remove()
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -132,7 +132,7 @@ def sum_gradients(model: nn.Module, mesh: Mesh = None, axis: str | None = None) 
     the loss by the number of ranks that share a sequence instead.
 
     Raises:
-        ArgumentError: weights that are sharded over the same ranks that share the sequence, as by FSDP.
+        ArgumentError: weights are sharded over ranks that share the sequence, for example by FSDP.
     """
     ring = Ring.of(mesh, axis)
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
@@ -148,7 +148,7 @@ def sum_gradients(model: nn.Module, mesh: Mesh = None, axis: str | None = None) 
             if len(shared) > 1:
                 raise ArgumentError(
                     f"gradients must be summed only once: {name} is sharded over ranks {shared}, which also "
-                    "share the sequence; leave sum_gradients out, and multiply the loss by their number"
+                    "share the sequence; multiply the loss by their number instead of calling sum_gradients"
                 )
         if parameter.grad is None:  # used on other ranks only
             parameter.grad = torch.zeros_like(parameter)
@@ -162,7 +162,7 @@ def sum_gradients(model: nn.Module, mesh: Mesh = None, axis: str | None = None) 
 
 @dataclass(frozen=True, eq=False)
 class SequenceSharding:
-    """How a model's sequence lies over ranks; its layers call it (`nn.options.Sharding`)."""
+    """How a model's sequence is sharded over ranks; its layers call it (`nn.options.Sharding`)."""
 
     ring: Ring
     order: str = "zigzag"
@@ -172,21 +172,21 @@ class SequenceSharding:
         return self
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()  # a saved model is of one process
+        return type(None), ()  # a saved model is loaded in one process
 
     @torch.compiler.disable(reason=REASON)
     def check_tokens(self, tokens: Sequence[Sequence[Tensor]], dim: int | None, device: torch.device) -> None:
         """Raise if this rank's tokens are not split in the model's order.
 
         Args:
-            tokens: lists of tensors, as many lists on every rank. Some tensors of a list may be the same on
-                all ranks, but not all of them.
+            tokens: lists of tensors, the same number of lists on every rank. Some tensors of a list may be
+                the same on all ranks, but not all of them.
             dim: the dimension of the tokens; None if it is not known.
             device: for the message between ranks.
         """
         errors = (split_error(tensor, self.ring, self.order, dim) for tensor in chain(*tokens))
         error = next(filter(None, errors), None)
-        if self.length is not None:  # no message is needed, for tokens that are not split have another length
+        if self.length is not None:  # no message is needed: tokens that are not split have another length
             if error is not None:
                 raise error
             return
@@ -262,13 +262,13 @@ def _check_call(module: MultiHeadAttention, inputs: Inputs) -> None:
     cache, lengths, documents = inputs.cache, inputs.lengths, inputs.documents
     if cache is not None:
         raise ArgumentError(
-            f"cache must be left out if a sequence is sharded over ranks: got {type(cache).__name__}; "
+            f"cache must be None if the sequence is sharded over ranks: got {type(cache).__name__}; "
             "generate with a model in one process"
         )
     if module.training and module.dropout:
         raise ArgumentError(
-            f"dropout must be 0 if a sequence is sharded over ranks: got {module.dropout:g}; set it to 0, or "
-            "call eval()"
+            f"dropout must be 0 if the sequence is sharded over ranks: got {module.dropout:g}; set it to 0 "
+            "or call eval()"
         )
     if lengths is not None or documents is not None:
         check_alone(inputs)

@@ -1,4 +1,4 @@
-"""The layers inside a module whose heads are sharded: linear layers, norms, a bias by distance.
+"""The layers of a module whose heads are sharded: linear layers, norms, a bias by distance.
 
 Their parameters are DTensors, so that checkpoints, FSDP2 and optimisers know how they are placed; forward
 computes with this rank's part of them, a plain tensor. `shard` places a module's parameters on a mesh and
@@ -80,7 +80,7 @@ def _shared(module: nn.Module, name: str) -> Tensor | None:
 
 
 class ColumnLinear(nn.Linear):
-    """`nn.Linear` that computes this rank's outputs; the gradient of its input is this rank's alone."""
+    """`nn.Linear` that computes this rank's outputs; its input's gradient is not summed over ranks."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[.., in] -> [.., out on this rank]"""
@@ -98,7 +98,7 @@ class RowLinear(nn.Linear):
 
 
 class SharedLinear(nn.Linear):
-    """`nn.Linear` that is replicated on every rank, which computes some of its outputs."""
+    """`nn.Linear` with replicated parameters, of which each rank computes some outputs."""
 
     used: tuple[int, int]  # the first output that is computed, and how many
 
@@ -177,6 +177,6 @@ class ShardedRelativeBias(RelativeBias):
     """`RelativeBias` of the heads that are on this rank."""
 
     def forward(self) -> Relative:
-        """What `bias=` takes."""
+        """Return the bias of this rank's heads, as `bias=` takes it."""
         weight = local_part(self.weight)
         return Relative(weight[self.buckets.by_offset(weight.device)].t())

@@ -1,9 +1,9 @@
-"""`headwise.parallel.attention`, a call whose sequence lies over ranks, and its map.
+"""`headwise.parallel.attention`, a call whose sequence is sharded over ranks, and its map.
 
-A map has this rank's queries, keys and lse; the weights are never stored. Its methods are called on every
-rank, in the same order: keys are passed round, each rank reduces its rows, and all ranks get the result of
-one process. Statistics, pooled maps, mass and the heaviest keys need memory for this rank's rows only; rows
-and full matrices come from an ordinary map, which `whole` gathers.
+A map has this rank's queries, keys and lse; the weights are never stored. Call its methods on every rank, in
+the same order: keys are passed round, each rank reduces its rows, and all ranks get the same result as one
+process would. Statistics, pooled maps, mass and the heaviest keys need memory for this rank's rows only; rows
+and full matrices are computed from an ordinary map, which `whole` gathers.
 
 Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim; t, s this
 rank's of T, S.
@@ -54,7 +54,7 @@ SHORT = 2048  # keys up to which a stored map is gathered, as `watch` stores map
 
 
 class ShardedMap(AttentionMap):
-    """The weights of attention, [B, H, T, S], of a sequence over a group of ranks.
+    """The weights of attention, [B, H, T, S], of a sequence sharded over a group of ranks.
 
     Call every method that computes something on all ranks. No gradient flows through it: methods that are
     differentiable in one process raise if a gradient is required.
@@ -115,7 +115,7 @@ class ShardedMap(AttentionMap):
         return self._shard.ring.size
 
     def to_keep(self) -> AttentionMap:
-        """Return an ordinary map if the text is short, otherwise this one, to be used on all ranks."""
+        """Return an ordinary map if the text is short, otherwise this map, whose methods need all ranks."""
         return self.whole() if self.shape[3] <= SHORT else self
 
     @property
@@ -150,7 +150,8 @@ class ShardedMap(AttentionMap):
         """Return statistics of the whole sequence, as `AttentionMap.statistics`, the same on every rank.
 
         Raises:
-            ArgumentError: an unknown name, per or reach; fewer than one cell; a gradient of entropy.
+            ArgumentError: a name or `per` is unknown; `reach` is negative; there is less than one cell;
+                entropy would need a gradient.
             HeadwiseError: another rank raised one of these.
         """
         names = tuple(dict.fromkeys(names)) or STATISTICS
@@ -193,7 +194,7 @@ class ShardedMap(AttentionMap):
         return ring_statistics.mass(measuring, bound, per == "query")
 
     def _agreed(self, operation: str, check: Callable[[], Checked]) -> tuple[Measuring, Checked]:
-        """Return (this rank's rows to be reduced, the result of `check`); if one rank's raises, all do."""
+        """Return (this rank's rows, the result of `check`); raise on all ranks if `check` raises on one."""
         checked: Any = None
         error: HeadwiseError | None = None
         try:
@@ -214,14 +215,15 @@ class ShardedMap(AttentionMap):
 
         Raises:
             ArgumentError: a gradient is required, which a sharded map does not have.
-            BudgetExceeded: q and k would not fit; another rank raised this error.
+            BudgetExceeded: q and k would not fit.
+            HeadwiseError: another rank raised one of these.
         """
         return self._gathered(limit, None, "whole")
 
     def _gathered(
         self, limit: int | str | None, dense: tuple[Sequence[int], torch.dtype] | None, operation: str
     ) -> AttentionMap:
-        """Return `whole()`; dense: shape and dtype of the tensor that is made of it, for the budget."""
+        """Return `whole()`; dense: shape and dtype of the tensor to be computed from it, for the budget."""
         shard = self._shard
         B, H, T, S = shard.shape
         error: HeadwiseError | None = None
@@ -295,15 +297,14 @@ class ShardedMap(AttentionMap):
 
     def __reduce__(self) -> NoReturn:
         raise ArgumentError(
-            f"map must be of one process to be saved: got one over {self._shard.ring.size} ranks; save "
-            "map.whole()"
+            f"map must not be sharded to be saved: it is over {self.ranks} ranks; save map.whole()"
         )
 
     def _check_no_gradient(self, operation: str) -> None:
         if self.requires_grad:
             raise ArgumentError(
-                f"{operation} must be computed without gradients over {self._shard.ring.size} ranks: q, k or "
-                "a bias requires a gradient; use map.detach(), or torch.no_grad()"
+                f"{operation} must be computed without gradients over {self._shard.ring.size} ranks: an "
+                "input requires a gradient; use map.detach() or torch.no_grad()"
             )
 
 
@@ -329,29 +330,29 @@ def attention(
     length: int | tuple[int, int] | None = None,
     **wrong: object,
 ) -> tuple[Tensor, ShardedMap]:
-    """Compute `headwise.attention` of a sequence over several ranks, each with q, k and v of its tokens.
+    """Compute `headwise.attention` of a sequence sharded over ranks, from q, k and v of this rank's tokens.
 
-    Pass masks and biases of the whole sequence, the same on every rank. The gradients of a learned bias, of
-    slopes and of sinks are those of this rank's queries: add them up over ranks (`sum_gradients`), like those
-    of other parameters.
+    Pass masks and biases for the whole sequence, the same on every rank. The gradients of a learned bias,
+    slopes and sinks are those from this rank's queries; add them up over ranks with `sum_gradients`, like the
+    gradients of other parameters.
 
     Args:
-        q: [B, H, t, D], this rank's queries, as `split` gives them.
+        q: [B, H, t, D], this rank's queries, as returned by `split`.
         k: [B, Hk, s, D], this rank's keys; v: [B, Hk, s, Dv], their values.
         mask, causal, window, scale, softcap, bias, sinks: as in `headwise.attention`.
         mesh: a `DeviceMesh`, a process group, or None for all ranks; axis: the dimension of a mesh that has
             several.
-        order: how tokens lie over ranks: "zigzag", or "in order"; as in `split`.
-        length: the length T = S, or (T, S), if it is known beforehand. Without it, ranks exchange their
+        order: how tokens are distributed over ranks, "zigzag" or "in order", as in `split`.
+        length: the length T = S, or (T, S), if you know it. Without it, ranks exchange their
             numbers of tokens and whether their arguments are valid: a small message, and on a GPU a
             synchronization.
 
     Returns:
-        output [B, H, t, Dv] of this rank's queries, and the map of the whole, [B, H, T, S].
+        output [B, H, t, Dv] of this rank's queries, and the map of the whole sequence, [B, H, T, S].
 
     Raises:
-        ShapeError, ArgumentError, MaskError: as `headwise.attention`; tokens that are not the rank's own, not
-            split, or split in another order; a function transform or a forward-mode derivative.
+        ShapeError, ArgumentError, MaskError: as in `headwise.attention`; tokens are not those of the rank,
+            not split, or split in another order; a function transform or a forward-mode derivative is active.
         HeadwiseError: another rank raised one of these.
     """
     if wrong:
@@ -377,12 +378,13 @@ def attention(
 
 
 def attend_shard(shard: Shard, v: Tensor) -> tuple[Tensor, ShardedMap]:
-    """Return (output, map) of a shard whose arguments are checked."""
+    """Return (output, map) of a shard whose arguments have been checked."""
     local_scores = Scores(shard.q, shard.k, NOTHING_HIDDEN, Scoring(shard.scoring.scale))
     reason = call_of(local_scores, v).plain_because
     if reason is not None:
         raise ArgumentError(
-            f"attention must be an ordinary call over {shard.ring.size} ranks: {reason}; use one process"
+            f"attention over {shard.ring.size} ranks must not be traced or transformed: {reason}; "
+            "use one process"
         )
     output, lse = attend(shard, v)
     return output, ShardedMap(shard, lse)
@@ -401,9 +403,9 @@ def agree_on_layouts(
     """Return the layouts of queries and keys, from this rank's q [B, H, t, D], k and v; or raise on all.
 
     Args:
-        length: of the whole, if known: then ranks do not communicate.
-        error: what this rank raises, if anything.
-        tokens: compared over ranks, since a tensor that is the same on all of them was not split.
+        length: the length of the whole sequence, if known; ranks then do not communicate.
+        error: the error that this rank raises, if any.
+        tokens: tensors to compare over ranks: one that is the same on all ranks was not split.
     """
     if length is None:
         if error is not None:
@@ -421,8 +423,8 @@ def agree_on_layouts(
             for name, a, b in zip(COMMON_SIZES, mine, theirs, strict=True):
                 if a != b:
                     raise ShapeError(
-                        f"ranks must agree in {name}: {a} on rank {ring.rank}, {b} on rank {rank}; split "
-                        "only the sequence"
+                        f"ranks must pass the same {name}: {a} on rank {ring.rank}, {b} on rank {rank}; "
+                        "split only the dimension of tokens"
                     )
         for index, tensor in enumerate(tokens):
             same = not_split([numbers[index] for numbers in by_rank], tensor, order)
