@@ -13,7 +13,9 @@ export const corpusView: View = {
   open,
 };
 
-const COLUMNS = ["mean", "std. dev.", "5%", "median", "95%", "dependence"];
+const COLUMNS = ["mean", "std. dev.", "5%", "median", "95%", "dependence on the text"];
+const DEPENDENCE =
+  "W / (W + B): W is the variance of the head's number over documents, B that of all heads' means; 0 = the same in every text";
 
 function open(app: App): OpenView {
   const data = app.data.corpus as CorpusData;
@@ -88,7 +90,9 @@ function numbers(head: CorpusHeadData): HTMLElement {
       ...[mean, spread, ...quantiles, dependence].map((value) => el("td", null, fixed(value, 2))),
     ),
   );
-  const header = COLUMNS.map((name) => el("th", { scope: "col" }, name));
+  const header = COLUMNS.map((name) =>
+    el("th", { scope: "col", ...(name.startsWith("dependence") ? { title: DEPENDENCE } : {}) }, name),
+  );
   const labels = head.labels.map(([name, share]) => `${name} ${fixed(share, 2)}`).join(", ");
   return el(
     "div",

@@ -3,7 +3,7 @@
 import { el } from "../shared/elements.ts";
 import { barList } from "./bar_list.ts";
 import { aligned, difference, placeDivergence } from "./head_geometry.ts";
-import { fixed, headName, headOf, labelOf } from "./number_texts.ts";
+import { changeOf, fixed, headName, headOf, labelOf } from "./number_texts.ts";
 import type { Cells } from "./packed.ts";
 import type { FlipData, Place } from "./page_data.ts";
 import { type Axis, type PairedMap, pairedMaps } from "./paired_maps.ts";
@@ -91,7 +91,7 @@ function open(app: App): OpenView {
     const here = turn();
     const [first, second] = await Promise.all([before, after].map((call) => call?.cells(moved.head) ?? null));
     if (!here()) return;
-    title.textContent = `${capital(headName(source, moved.layer, moved.head))}: ${flip.words[0] || "without"} → ${flip.words[1] || "without"}`;
+    title.textContent = `${capital(headName(source, moved.layer, moved.head))}: ${changeOf(flip.words)}`;
     note.textContent =
       moved.distance === null
         ? "No token of this head can be compared."
@@ -125,9 +125,7 @@ function open(app: App): OpenView {
       if (changed === null || changed.has("sources")) {
         offered.hidden = app.data.flips.length < 2;
         which.replaceChildren(
-          ...app.data.flips.map((flip, at) =>
-            el("option", { value: at }, `${flip.words[0]} → ${flip.words[1]}`),
-          ),
+          ...app.data.flips.map((flip, at) => el("option", { value: at }, changeOf(flip.words))),
         );
         which.value = String(Math.min(number, app.data.flips.length - 1));
         drawList();

@@ -3,6 +3,12 @@
 import type { HeadData, LabelData, PageData } from "./page_data.ts";
 import type { Reading, Source } from "./sources.ts";
 
+/** What differs between two texts. */
+export function changeOf([before, after]: [string, string]): string {
+  if (before && after) return `${before} → ${after}`;
+  return before ? `“${before}” removed` : `“${after}” added`;
+}
+
 /** "0.1234"; "–" where there is no number. */
 export function fixed(x: number | null | undefined, digits = 4): string {
   if (x === null || x === undefined || Number.isNaN(x)) return "–";

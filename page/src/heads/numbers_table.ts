@@ -57,8 +57,7 @@ function columnsOf(app: App): Column[] {
     columns.push({
       name: "roles",
       title: "roles",
-      about:
-        "relations between words: the head attends from a word to its related word in this share of cases",
+      about: "relations between words, and the share of cases in which the head attends to the related word",
       value: (head) => roles(head)[0]?.share ?? null,
       text: (head) =>
         roles(head)

@@ -162,7 +162,7 @@ function open(app: App): OpenView {
       curves(app, data, values(), statistic.value, wide),
       el("h4", null, `${lossesOf(data)[0] === "training" ? "Training" : "Validation"} loss, nats per token`),
       lossCurve(data, wide),
-      el("p", { class: "quiet" }, "The checkpoints are evenly spaced; the numbers below are training steps."),
+      el("p", { class: "quiet" }, "Checkpoints are drawn at equal distances; labels are training steps."),
     );
   }
 

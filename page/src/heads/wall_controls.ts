@@ -61,7 +61,7 @@ export function wallControls(app: App, place: HTMLElement): (offered: Measure[],
     {
       class: "role-note",
       title:
-        "Attends from a word to its related word, such as from a verb to its object, more often than every simple rule, such as “always the word before”, points to it",
+        "Attends from a word to a related word, such as from a verb to its object. It finds the related word more often than any simple rule, such as “always the previous word”.",
     },
     el("span", { class: "role" }),
     "has a role",

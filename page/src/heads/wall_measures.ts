@@ -1,5 +1,6 @@
 /** The numbers that heads can be coloured and sorted by, and the heads that match the search. */
 
+import { changeOf } from "./number_texts.ts";
 import type { HeadData, LabelData } from "./page_data.ts";
 import type { App } from "./store.ts";
 
@@ -83,7 +84,7 @@ function roleMeasures(app: App): Bare[] {
     title: "any role",
     group,
     share,
-    sentence: "share of cases in which the head attends to the related word, for its best role; from 0 to 1",
+    sentence: "for the head's best role: share of cases in which it attends to the related word; from 0 to 1",
     value: (head) => source.roles(head.layer, head.head)?.[0]?.share ?? null,
   };
   const single = [...sentences].map(([name, sentence]): Bare => {
@@ -112,7 +113,7 @@ function changeMeasures(app: App): Bare[] {
     const changes = new Map(flip.heads.map((head) => [named(head.layer, head.head), head.distance]));
     measured.push({
       name: "moved",
-      title: `change (${flip.words.join(" → ")})`,
+      title: `change (${changeOf(flip.words)})`,
       group,
       sentence:
         "Jensen-Shannon divergence between the weights on the two texts, in nats; 0 = the same, 0.69 = no key in common",

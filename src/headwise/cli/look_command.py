@@ -299,7 +299,7 @@ def _roles(roles: Roles, chosen: Chosen | None) -> list[RenderableType]:
         }
         shown = Roles(own, {}, roles.layers, title=roles.title, sentences=roles.sentences)
     count, total = len(shown.found), len(roles)
-    rules = "than every simple rule, such as “always the word before”"
+    rules = "than any simple rule, such as “always the previous word”"
     result = f"For {count} of {total} relations between words, {heads} is right more often {rules}"
     return [sentence(f"{result}:"), shown.table()] if count else [sentence(f"{result}.")]
 

@@ -96,7 +96,8 @@ def look(
         ),
     ] = False,
     written: Annotated[
-        bool, typer.Option("--written", help="Weight each token by the norm of what the head writes from it.")
+        bool,
+        typer.Option("--written", help="Show the norm of each token's contribution to the output."),
     ] = False,
     out: Annotated[
         Path | None,

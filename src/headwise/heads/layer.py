@@ -52,7 +52,8 @@ LABELS: tuple[Entry, ...] = (
         "induction",
         "induction",
         0.4,
-        "attends to the token that followed an earlier copy of the current token: it continues a repetition",
+        "attends to the token that followed an earlier copy of the current token, so the model can "
+        "continue a repetition",
         "Olsson 2022; 0.4 is the threshold of ARENA's exercises for the mean weight on the stripe of random "
         "tokens said twice; this is that mean on any text, over the queries that have a copy to look for; "
         "how many of them it takes is ours",

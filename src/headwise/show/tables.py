@@ -46,9 +46,8 @@ STRONG = 0.5  # shares from here on are bold
 IN_WORDS = {  # name -> its title on a page, and its definition: what it is computed from, range, meaning
     "entropy": ("entropy (nats)", "Entropy of a query's weights, averaged over queries. 0 = all weight on "
     "one key, log n = even over n keys."),
-    "effective_keys": ("effective keys", "exp of a query's entropy, averaged over queries: the number of "
-    "keys with equal weights that have this "
-        "entropy. At least 1."),
+    "effective_keys": ("effective keys", "exp(entropy of a query), averaged over queries. A query with "
+    "this many equally weighted keys has the same entropy. At least 1."),
     "confidence": ("confidence", "Largest weight of a query, averaged over queries. From 0 to 1; 1 = all "
     "weight on one key."),
     "distance": (
@@ -92,9 +91,9 @@ IN_WORDS = {  # name -> its title on a page, and its definition: what it is comp
     "punctuation": ("punctuation", "Weight on punctuation, averaged over queries. From 0 to 1."),
     "spread": ("spread", "Entropy divided by the largest possible entropy. From 0 to 1; 1 = the same "
     "weight for every visible key."),
-    "locality": ("locality", "1 − (weight on keys more than 8 positions away) / (the same with equal "
-    "weights). 1 = all weight within 8 positions, "
-        "0 = equal weights, below 0 = more weight far away."),
+    "locality": ("locality", "1 − a / b: a is the weight on keys more than 8 positions away, b is that "
+    "weight under uniform attention. 1 = all weight within 8 positions, 0 = a uniform head, below 0 = more "
+    "weight far away."),
     "streaming": (
         "streaming",
         "Weight on the first 128 and the latest 256 keys, averaged over queries with other visible "
