@@ -268,7 +268,7 @@ def test_the_least_important_heads_can_be_pruned_where_they_share_keys(H: int, H
         if count % G:
             below, above = count - count % G, count - count % G + G
             with pytest.raises(
-                ArgumentError, match=rf"got {count}, and .* {G} query heads; use {below} or {above}"
+                ArgumentError, match=rf"got {count}, but .* {G} query heads; use {below} or {above}"
             ):
                 actual.least(count)
             continue
