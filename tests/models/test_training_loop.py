@@ -384,7 +384,7 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
             torch.save(content, place)
         with pytest.raises(ArgumentError, match=f"must be a file that fit wrote: '.*training.pt' {messages}"):
             fit(a_model(), BATCHES, loss, checkpoint=place)
-    with pytest.raises(ArgumentError, match=r"there is no '.*nowhere'"):
+    with pytest.raises(ArgumentError, match=r"existing folder: '.*nowhere' does not exist"):
         fit(a_model(), BATCHES, loss, checkpoint=tmp_path / "nowhere" / "training.pt")
     with pytest.raises(ArgumentError, match=r"checkpoint must be a file: '.*' is a folder"):
         fit(a_model(), BATCHES, loss, checkpoint=tmp_path)
