@@ -93,6 +93,7 @@ def in_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("example", collected(examples))
 @pytest.mark.usefixtures("in_a_copy")
 def test_the_code_on_a_page_runs_as_printed_and_prints_what_is_below_it(example: list[Block]) -> None:

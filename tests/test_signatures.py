@@ -89,6 +89,7 @@ def test_a_displayed_signature_is_the_whole_change_to_a_function() -> None:
     assert not hasattr(hw.attention, "__wrapped__")  # no call more than before
 
 
+@pytest.mark.slow
 def test_the_api_pages_show_the_same_parameters() -> None:
     extension = _docstrings_extension()
     package = griffe.load(

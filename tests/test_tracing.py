@@ -97,7 +97,7 @@ CALLS: dict[str, tuple[Callable[..., Tensor], Inputs]] = {
 }
 
 
-@pytest.mark.thinned(12, slow=4)
+@pytest.mark.thinned(24, slow=4)
 @pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("option", OPTIONS)

@@ -27,7 +27,7 @@ def _few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 # The cases
 
 
-@pytest.mark.thinned(3, slow=2)
+@pytest.mark.thinned(8, slow=2)
 @pytest.mark.parametrize(
     "case", [case for case in CASES if not case.name.startswith("everyday")], ids=lambda case: case.name
 )

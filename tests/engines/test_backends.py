@@ -895,7 +895,7 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(scores_room, name, value)
 
 
-@pytest.mark.thinned
+@pytest.mark.thinned(6, slow=2)
 @pytest.mark.parametrize("name", LONG_MASKS, ids=lambda name: name.replace(" ", "-"))
 @pytest.mark.parametrize("backend", ["auto", "tiles"])
 def test_no_matrix_of_all_pairs_is_ever_made(

@@ -126,7 +126,7 @@ TURNS = {  # every operator, every option
 # From 2.15 on opcheck gives copies that are no leaves, and torch reads their .grad: warnings it hides from
 # whoever shows them, not from whoever raises them.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.thinned(8, slow=3)
+@pytest.mark.thinned(16, slow=3)
 @pytest.mark.parametrize(
     ("name", "chosen"), [(name, chosen) for name, options in TURNS.items() for chosen in options]
 )

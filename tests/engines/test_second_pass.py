@@ -290,6 +290,7 @@ def test_statistics_in_lower_precision_stay_within_the_budget(case: Case, dtype:
         )
 
 
+@pytest.mark.slow
 def test_a_statistic_may_look_farther_than_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys two away were silently 0 in the first row of every block, unless `local` was asked for, too."""
     two_away = Accumulator("near", lambda tile, reach: _near(tile, -2, -2), away=2)

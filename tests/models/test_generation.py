@@ -36,6 +36,7 @@ def a_model(kind: str = "decoder", **options: Any) -> Transformer:
         return model
 
 
+@pytest.mark.thinned(99)
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 def test_greedy_tokens_are_those_of_reading_everything_anew(options: dict[str, Any]) -> None:
     model = a_model(**options)

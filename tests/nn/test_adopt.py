@@ -495,6 +495,7 @@ def assert_as_torchs_slow_path(
     assert_judged(model(x, **masks) * counts, expected, expected, dtype=x.dtype, name=str(list(masks)))
 
 
+@pytest.mark.thinned(4, slow=2)
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("name", [*CHANGES, *IN_TORCH])
 def test_whatever_was_changed_counts_in_evaluation_as_in_training(name: str) -> None:

@@ -106,7 +106,7 @@ def assert_alike(actual: dict[str, Tensor], wanted: dict[str, Tensor], dtype: to
 # MultiHeadAttention
 
 
-@pytest.mark.thinned(3, slow=3)
+@pytest.mark.thinned(6, slow=4)
 @every_mask
 @pytest.mark.parametrize("looked", [False, True], ids=["output", "and weights"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
@@ -193,6 +193,7 @@ def test_a_mask_may_be_written_to_after_the_call() -> None:
     assert torch.equal(weights.dense(), shown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"causal": True, "num_kv_heads": 1}], ids=["full", "causal"])
 def test_a_module_can_be_differentiated_twice(options: dict[str, Any]) -> None:
     mha = hw.MultiHeadAttention(6, 2, dtype=torch.float64, **options)
@@ -338,6 +339,7 @@ def classes(dtype: torch.dtype, **options: Any) -> tuple[nn.MultiheadAttention, 
     return theirs, ours
 
 
+@pytest.mark.thinned(99)
 @pytest.mark.parametrize("average", [None, True, False], ids=["output", "mean", "heads"])
 @pytest.mark.parametrize("masks", ["none", "bool padding", "added", "sees nothing"])
 def test_few_weights_can_be_differentiated_twice(masks: str, average: bool | None) -> None:

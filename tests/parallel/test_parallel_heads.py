@@ -783,6 +783,7 @@ def checks_of_two() -> None:
     optimizers_made_before_are_refused()
 
 
+@pytest.mark.slow
 def test_two_ranks_compute_what_one_process_does() -> None:
     run_ranks(2, quick_checks)
 
