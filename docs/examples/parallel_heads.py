@@ -1,4 +1,4 @@
-"""A small Transformer whose heads lie over several processes: train, watch, save, load.
+"""A small Transformer whose heads are sharded over several processes: train, watch, save, load.
 
 torchrun --nproc-per-node 2 parallel_heads.py
 """

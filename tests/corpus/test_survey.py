@@ -265,7 +265,7 @@ def test_what_cannot_be_read_is_counted_named_and_read_by_a_later_run(
     corpus = tmp_path / "corpus"
     with monkeypatch.context() as patch:
         message = run(small, a_broken_corpus(corpus, patch), tmp_path / "out", block=2)
-        assert "survey: 'bad.parquet' cannot be read, and 5 more: " in capsys.readouterr().err
+        assert "survey: 'bad.parquet' and 5 more cannot be read: " in capsys.readouterr().err
         usual = documents._why_no_file
         patch.setattr(documents, "_why_no_file", lambda at: "denied" if at.name == "a.txt" else usual(at))
         with pytest.raises(ArgumentError, match=r"'a.txt' cannot be read any more \(denied\)"):

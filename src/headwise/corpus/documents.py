@@ -164,7 +164,7 @@ class Plan:
     def difference(self, other: Plan) -> str | None:
         """Describe the first file that differs in another plan; None if none does.
 
-        What could not be read in this plan may be anything in the other.
+        Files that could not be read in this plan may have any content in the other.
         """
         files, other_files = self._files(), other._files()
         lost, other_lost = self.lost, other.lost

@@ -98,9 +98,9 @@ class Survey:
 
     @property
     def lost(self) -> list[Loss]:
-        """What is not in the numbers, counted and with the first names and reasons: documents, those of them
-        that the same survey tries again when it is run once more, files and folders that could not be read,
-        files of other kinds."""
+        """What the numbers do not cover, by kind, with the count and the first names and reasons: documents,
+        those that a repeated call tries again, files and folders that could not be read, files of other
+        kinds."""
         left_out = self.about["corpus"]["left_out"]
         reason = f"only {', '.join(ENDINGS)} are read"
         loss = Loss(OTHER_KINDS, left_out["count"], [(name, reason) for name in left_out["first"]])
@@ -108,7 +108,7 @@ class Survey:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every document was measured, or recorded with an error that will not pass."""
+        """True if every document was measured, or has an error that a repeated call would not try again."""
         shards = Shards(self.folder)
         return len(shards.finished()) >= len(self._plan()) and not shards.to_retry()
 
@@ -269,14 +269,14 @@ class Survey:
         trained = trained or self.trained
         if trained is None:
             raise ArgumentError(
-                f"trained must be given, since a loaded survey does not contain its model: got None for "
+                "trained must be given, since a loaded survey does not contain its model: got None for "
                 f"{self.title!r}; pass headwise.models.load(...)"
             )
         position = self.totals.typical
         text = None if position is None else self.document(position).text
         if text is None:
             raise ArgumentError(
-                f"survey must have a typical document: found none among {self.documents}; add documents"
+                f"survey must have a typical document: found none among {self.documents} documents; add more"
             )
         most = self.about["options"]["max_tokens"] or MOST_TOKENS
         reading = read(text, trained.model, trained.tokenizer, most=most)
@@ -288,11 +288,11 @@ class Survey:
         """Return a page of all heads on the most typical document, with statistics over all documents.
 
         Args:
-            path: where, .html.
-            trained: as `typical` takes it.
+            path: the file to write, .html.
+            trained: as in `typical`.
 
         Raises:
-            ArgumentError: not an .html; as `typical`.
+            ArgumentError: `path` does not end in .html; as in `typical`.
         """
         heads, text = self.typical(trained)
         heads.to_html(path, text=text, roles=self.roles, corpus=self)

@@ -71,8 +71,8 @@ class Numbers(NamedTuple):
 class Mover(NamedTuple):
     """A document in which a head does something unusual, and the place where it does.
 
-    statistic: the number that is farthest from the head's mean, by so many spreads; None: it is listed for
-        its place.
+    statistic: the number that is farthest from the head's mean, in spreads; None: the weights of the head
+        are on other keys than in its mean.
     """
 
     document: str
@@ -119,7 +119,7 @@ class HeadSummary:
 
     @property
     def verdict(self) -> str:
-        """ "stable", "text" (it depends on it) or "between"; "few" where there are under ten documents."""
+        """ "stable", "text" (depends on the text) or "between"; "few" with fewer than ten documents."""
         if self.documents < FEWEST:
             return "few"
         if self.dependence >= OF_TEXT:
@@ -293,12 +293,12 @@ class Moments:
 def quantiles(walk: Callable[[], Iterator[Any]], columns: int, shares: Sequence[float]) -> list[list[float]]:
     """Return the quantiles of each of C columns, [C][Q]; NaN where there is no number.
 
-    They are numbers that were measured: the smallest one that at least a share of all are not above (numpy's
-    "inverted_cdf"). They are found by their bits, eleven at a time from the highest, in three walks over the
-    numbers; what is held does not grow with how many numbers there are.
+    A quantile is the smallest measured number such that at least that share of all numbers is not above it
+    (numpy's "inverted_cdf"). Its bits are found eleven at a time from the highest, in three walks over the
+    numbers; memory does not grow with the number of numbers.
 
     Args:
-        walk: gives all numbers anew each time, some rows at a time: float32 [N, C], NaN where there is none.
+        walk: yields all numbers, some rows at a time, in each call: float32 [N, C], NaN if missing.
         shares: Q of them, from 0 to 1; 0 is the smallest number.
 
     Example:

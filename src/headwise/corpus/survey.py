@@ -1,11 +1,11 @@
-"""`survey`: every document of a corpus through a model, and what its heads do over all of them.
+"""`survey`: measure the heads of a model on every document of a corpus, and over all documents.
 
     corpus ──> plan of pieces (documents.py) ──> blocks, claimed one by one (shards.py)
     model  ──> one document at a time (document_rows.py) ──> shards, written whole (shards.py)
     all shards ──> summary.py ──> Survey: table, page, files
 
 A folder is one survey, whose model, options and corpus are in `survey.json`. A call with the same ones
-continues where it stopped; a call with others raises.
+continues where the survey stopped; a call with others raises an error.
 """
 
 from __future__ import annotations
@@ -284,8 +284,8 @@ def _begin_or_resume(
         _update_corpus(folder, old, about["corpus"], plan)
     if plan.lost:
         path, error = next(iter(plan.lost.items()))
-        more = f", and {len(plan.lost) - 1} more" if len(plan.lost) > 1 else ""
-        sys.stderr.write(f"survey: {path!r} cannot be read{more}: {error}\n")
+        more = f" and {len(plan.lost) - 1} more" if len(plan.lost) > 1 else ""
+        sys.stderr.write(f"survey: {path!r}{more} cannot be read: {error}\n")
     if not (folder / PLAN).exists():  # after the checks: a call that is refused writes nothing
         write_atomic(folder / PLAN, bytes_of(plan.pieces))
     return plan
@@ -326,7 +326,7 @@ def _read_about(file: Path) -> dict[str, Any] | None:
 
 
 def _check_same(folder: Path, earlier: dict[str, Any], about: dict[str, Any], plan: Plan) -> None:
-    """Raise `ArgumentError` where a folder's survey is of another model, options, version or corpus."""
+    """Raise `ArgumentError` if a folder's survey is of another model, options, version or corpus."""
     old, new = earlier["model"], about["model"]
     old_model, new_model = (f"{model['title']!r} ({model['fingerprint'][:8]})" for model in (old, new))
     same_model = old["fingerprint"] == new["fingerprint"]
@@ -360,7 +360,7 @@ def _check_same(folder: Path, earlier: dict[str, Any], about: dict[str, Any], pl
 
 
 def _update_corpus(folder: Path, earlier: dict[str, Any], corpus: dict[str, Any], plan: Plan) -> None:
-    """Update the corpus of a survey with what could not be read before and now can.
+    """Update the corpus of a survey with files that could not be read before and can be read now.
 
     Blocks whose documents changed are measured again.
     """
