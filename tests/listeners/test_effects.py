@@ -412,11 +412,12 @@ def test_heads_and_sequences_that_are_not_there_are_refused() -> None:
     with hw.watch(other) as heads:
         other(torch.randn(1, 3, 8))
     with pytest.raises(
-        ArgumentError, match=r"of transformer\.h\.0\.attn, transformer\.h\.1\.attn, and heads"
+        ArgumentError,
+        match=r"layers transformer\.h\.0\.attn, transformer\.h\.1\.attn, heads has layers the model",
     ):
         actual.to_page(heads)
     with pytest.raises(IndexError, match="one of 1 sequences: got -2"):
         actual.to_page(heads, batch=-2)
     three = hw.effects(hw.MultiHeadAttention(9, 3).eval(), torch.randn(1, 3, 9))
-    with pytest.raises(ArgumentError, match="has 2 heads there, and 3 were measured"):
+    with pytest.raises(ArgumentError, match="the model has 2 heads there and 3 in effects"):
         three.to_page(heads)

@@ -201,7 +201,7 @@ def test_a_causal_model_is_asked_only_about_what_it_sees(drawn: list[Sentence]) 
     assert roles[OBJECT].found and set(roles[OBJECT].rules) >= {"the nearest verb before", "the first verb"}
     assert "determiner > noun" not in roles and roles.get("determiner > noun") is None
     with pytest.raises(
-        ArgumentError, match="'determiner > noun' was not, since the model does not look ahead"
+        ArgumentError, match="'determiner > noun' was not measured, since the model does not look ahead"
     ):
         roles["determiner > noun"]
     with pytest.raises(ArgumentError, match="relation must be a known one: got 'object > werb'"):

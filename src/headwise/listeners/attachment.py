@@ -430,8 +430,8 @@ class Attachment:
         if self.fallback is None and any(layer.reason is None for layer in bypassed.values()):
             advice = f"fallback='eager' reads these as far as it can, {advice}"
         return (
-            f"{subject} not intercepted in {type(self.model).__name__}: {self._listed(bypassed)}; the other "
-            f"layers were, {advice}"
+            f"{subject} not intercepted in {type(self.model).__name__}: {self._listed(bypassed)}; only the "
+            f"other layers were; {advice}"
         )
 
     def _listed(self, bypassed: dict[str, Bypassed]) -> str:

@@ -7,10 +7,9 @@
 Which of the three is measured depends on the model: see `effects`. The output of a head that is off is 0, as
 in `ablate`.
 
-For each role that was found, prompts of `headwise.heads.behaviours` run through the model with all heads,
-without the role's heads, and, some twenty times, without as many other heads of the same layers. There the
-output of a head that is off is its mean over the prompts of the behaviour (mean ablation): zeros are an input
-that later layers never see in training.
+For each role that was found, the model reads prompts of `headwise.heads.behaviours` with all heads, without
+the role's heads, and some twenty times without as many other heads of the same layers. The output of a head
+that is off is then its mean over the prompts (mean ablation), since later layers see no zeros in training.
 
 Letters: B batch, T length, V vocab_size, E width; H num_heads.
 """
@@ -121,17 +120,18 @@ class Effects(HeadScores):
             values = self._values[measured] if batch is None else self.by_sequence[measured][:, batch]
             if len(values) != len(heads[path]):
                 raise ArgumentError(
-                    f"effects must belong to the watched model: {path} has {len(heads[path])} heads there, "
-                    f"and {len(values)} in effects; compute effects of this model"
+                    f"effects must belong to the watched model: {path or 'the model'} has {len(heads[path])} "
+                    f"heads there and {len(values)} in effects; compute effects of this model"
                 )
             for head, value in enumerate(values.tolist()):
                 effect = value if math.isfinite(value) else None
                 after = None if self.before is None else list(map(list, self._after[measured][head][words]))
                 rows.append({"layer": number, "head": head, "effect": effect, "after": after})
         if not rows:
+            here, there = (", ".join(path or "the model itself" for path in x.paths) for x in (self, heads))
             raise ArgumentError(
-                f"effects must belong to the watched model: effects has {', '.join(self.paths) or 'no layer'}"
-                f", heads has {', '.join(heads.paths) or 'no layer'}; compute effects of this model"
+                f"effects must belong to the watched model: effects has layers {here or 'none'}, heads has "
+                f"layers {there or 'none'}; compute effects of this model"
             )
         sentence = SENTENCES[self.of]
         if batch is None and self.sequences != 1:
