@@ -98,9 +98,8 @@ class Survey:
 
     @property
     def lost(self) -> list[Loss]:
-        """What the numbers do not cover, by kind, with the count and the first names and reasons: documents,
-        those that a repeated call tries again, files and folders that could not be read, files of other
-        kinds."""
+        """What the numbers do not cover, by kind, with counts, first names and reasons: documents, those
+        that a repeated call tries again, files and folders that could not be read, files of other kinds."""
         left_out = self.about["corpus"]["left_out"]
         reason = f"only {', '.join(ENDINGS)} are read"
         loss = Loss(OTHER_KINDS, left_out["count"], [(name, reason) for name in left_out["first"]])
