@@ -41,8 +41,7 @@ UNKNOWN = 80  # columns, if the width of the terminal is unknown
 DRAWN = 6  # heads, of two texts
 CHANGE = (
     "Change: Jensen-Shannon divergence between the weights on the two texts, averaged over tokens, in "
-    "nats (0 = the "
-    "same weights, 0.69 = no key in common)."
+    "nats (0 = the same weights, 0.69 = no key in common)."
 )
 BESIDE = (  # columns with written norms
     "special", "written_special", "first", "written_first", "entropy", "distance", "previous", "itself",
@@ -102,8 +101,7 @@ class LookOptions:
             if is_set[name]:
                 raise ArgumentError(
                     f"{name} must not be combined with --json -: JSON would be mixed with text on "
-                    "standard output; "
-                    "write the JSON to a file: --json heads.json"
+                    "standard output; write the JSON to a file: --json heads.json"
                 )
         if self.only_json and sys.stdout is None:
             raise ArgumentError(

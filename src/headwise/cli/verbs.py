@@ -49,8 +49,7 @@ PAGE = "heads.html"
 LOST, LEFT_OUT = 3, 4  # exit codes
 WHERE = (
     "documents-*.parquet lists every document that was not measured, with its error. Run the same command "
-    "again to "
-    "retry errors that may be temporary."
+    "again to retry errors that may be temporary."
 )
 
 
@@ -84,8 +83,7 @@ def look(
             "--head",
             metavar="HEAD",
             help="Show only these heads: 3 means head 3 of every chosen layer, 2.3 head 3 of layer 2. A "
-            "single "
-            "head is drawn large.",
+            "single head is drawn large.",
         ),
     ] = None,
     roles: Annotated[
@@ -103,8 +101,7 @@ def look(
         Path | None,
         option(
             help=f"Write the picture to this file: .png, .svg or .pdf. Default: {PICTURE}, unless "
-            "--terminal, --html "
-            "or --json is given.",
+            "--terminal, --html or --json is given.",
             autocompletion=complete_pictures,
         ),
     ] = None,
@@ -202,8 +199,7 @@ def survey(
         typer.Argument(
             metavar="CORPUS",
             help="A file, or a folder of files. A document is a .txt, .text or .md file, a line of a "
-            ".jsonl or "
-            ".ndjson file, or a row of a .parquet file.",
+            ".jsonl or .ndjson file, or a row of a .parquet file.",
             show_default=False,
             autocompletion=complete_corpora,
         ),

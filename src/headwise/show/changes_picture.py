@@ -48,8 +48,7 @@ GUIDE = (
     "the first text. Middle: on the second text. Right: second minus first; orange is more weight, blue "
     "is less. "
     "“Changed” is the Jensen-Shannon divergence of the two, averaged over queries, in nats: 0 = the same "
-    "weights, "
-    "0.69 = no key in common."
+    "weights, 0.69 = no key in common."
 )
 PART = (
     f"Only the {FEW} rows that changed most and the {FEW} keys that contributed most are shown, with "

@@ -60,15 +60,13 @@ PITCH = 0.09  # inches from one name to the next
 GAP, OVER, LINE = 0.14, 0.24, 0.17  # inches: between heat maps, above one for its label, of a line of text
 GUIDE = (
     "Each square is one head. Rows are tokens that attend (queries), columns the tokens they attend to "
-    "(keys). Darker "
-    "means a larger weight. A label is followed by its score, from 0 to 1."
+    "(keys). Darker means a larger weight. A label is followed by its score, from 0 to 1."
 )
 GUIDE_WRITTEN = (
     "Each square is one head. Rows are tokens that attend (queries), columns the tokens they attend to "
     "(keys). Darker "
     "means a larger weight × ‖v W_O‖, the norm of what a key adds to the output, relative to the largest "
-    "norm of the "
-    "layer. Labels are those of the weights."
+    "norm of the layer. Labels are those of the weights."
 )
 NO_FONT = f" {MISSING}: a character that is in no installed font."
 

@@ -67,8 +67,7 @@ IN_WORDS = {  # name -> its title on a page, and its definition: what it is comp
     "induction": (
         "induction",
         "Weight on the token after an earlier copy of the query's token, averaged over queries with such "
-        "a copy. "
-        "From 0 to 1; high = the head continues repetitions.",
+        "a copy. From 0 to 1; high = the head continues repetitions.",
     ),
     "duplicate_token": (
         "duplicate token",
@@ -77,14 +76,12 @@ IN_WORDS = {  # name -> its title on a page, and its definition: what it is comp
     "induction_stripe": (
         "induction, random tokens",
         "On random tokens repeated once: weight on the token after the earlier copy, averaged over "
-        "queries. From 0 "
-        "to 1; 0.4 or more = an induction head.",
+        "queries. From 0 to 1; 0.4 or more = an induction head.",
     ),
     "previous_token": (
         "previous token, random tokens",
         "On random tokens repeated once: weight on the token just before the query, averaged over "
-        "queries. From 0 "
-        "to 1.",
+        "queries. From 0 to 1.",
     ),
     "special": ("special tokens", "Weight on special tokens, such as [CLS], averaged over queries. From 0 "
     "to 1."),
@@ -97,8 +94,7 @@ IN_WORDS = {  # name -> its title on a page, and its definition: what it is comp
     "streaming": (
         "streaming",
         "Weight on the first 128 and the latest 256 keys, averaged over queries with other visible "
-        "keys. From 0 to 1; "
-        "near 1 = the head needs no other keys.",
+        "keys. From 0 to 1; near 1 = the head needs no other keys.",
     ),
     "written_first": (
         "output from the first key",

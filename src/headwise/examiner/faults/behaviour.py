@@ -147,8 +147,7 @@ FAULTS = [
         "mask[:, None, None, :], which is [B, 1, 1, S]",
         (
             "Write the shapes of the mask and the scores below each other, aligned on the right.",
-            "Broadcasting aligns shapes on the right, so the batch of the mask is aligned with the "
-            "queries.",
+            "Broadcasting aligns shapes on the right, so the batch of the mask is aligned with the queries.",
             "Give the mask two dimensions of size 1: mask[:, None, None, :].",
         ),
         "It crashes, or it hides the wrong keys without an error if the batch size equals the length.",
@@ -178,8 +177,7 @@ FAULTS = [
         "return output, weights (if weights are intended)",
         (
             "Sum the second value you return over the keys.",
-            "They are the scores before the softmax, which is correct if scores are intended, as in "
-            "Whisper.",
+            "They are the scores before the softmax, which is correct if scores are intended, as in Whisper.",
             "To show what the heads attended to, take the softmax of the scores, or return the weights.",
         ),
         "A plot of the scores does not show what the heads attended to.",
@@ -419,8 +417,7 @@ FAULTS = [
     ),
     Fault(
         "causal mask not shifted by the cache",
-        "with a cache, the causal mask starts at the first key: new tokens attend to the first few keys "
-        "only",
+        "with a cache, the causal mask starts at the first key: new tokens attend to the first few keys only",
         "torch.ones(T, S).tril() for T new tokens and S keys, including those of the cache",
         "new query i attends to keys 0 .. S - T + i",
         (

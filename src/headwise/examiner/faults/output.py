@@ -159,8 +159,7 @@ FAULTS = [
             "A letter that appears in one input only is summed within that input, before the product.",
             "Use the same letter for the keys of both: bhqk,bkhd->bqhd.",
         ),
-        "The weights of a query sum to 1, so the output is the sum of all values, whatever the weights "
-        "are.",
+        "The weights of a query sum to 1, so the output is the sum of all values, whatever the weights are.",
         'out = torch.einsum("bhqk,bhkd->bhqd", weights, v)', "weigh", ({"weigh": _summed_values},),
         EINSUM,
     ),

@@ -345,8 +345,7 @@ SPLITTING = [
         RIGHT,
         (
             "Look at how [B, T, d_model] is split into heads, and how the heads are merged.",
-            "Both shapes are correct, but view does not move numbers: each 'head' holds a few whole "
-            "tokens.",
+            "Both shapes are correct, but view does not move numbers: each 'head' holds a few whole tokens.",
             "To split, view as [B, T, H, d_k], then transpose(1, 2). To merge, transpose(1, 2), then "
             "reshape.",
         ),
