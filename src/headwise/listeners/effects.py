@@ -128,10 +128,10 @@ class Effects(HeadScores):
                 after = None if self.before is None else list(map(list, self._after[measured][head][words]))
                 rows.append({"layer": number, "head": head, "effect": effect, "after": after})
         if not rows:
-            here, there = (", ".join(path or "the model itself" for path in x.paths) for x in (self, heads))
+            layers, of_heads = (", ".join(path or "the model" for path in x.paths) for x in (self, heads))
             raise ArgumentError(
-                f"effects must belong to the watched model: effects has layers {here or 'none'}, heads has "
-                f"layers {there or 'none'}; compute effects of this model"
+                f"effects must belong to the watched model: effects has layers {layers or 'none'}, heads has "
+                f"layers {of_heads or 'none'}; compute effects of this model"
             )
         sentence = SENTENCES[self.of]
         if batch is None and self.sequences != 1:
