@@ -361,9 +361,8 @@ def _must_be_tensor(match: Match, place: Place) -> Explanation:
         assigned = nodes(place.function, ast.Assign) if place.function is not None else ()
         lines = [node.lineno for node in assigned if ast.unparse(node.value) == "..."]
         where = f" (line {lines[0]})" if lines else ""
-        return Explanation(
-            f"{function} needs a tensor, but its argument is `...`{where}", "write your code instead of `...`"
-        )
+        reason = f"{function} needs a tensor, but its argument is `...`{where}"
+        return Explanation(reason, "write your code instead of `...`")
     return Explanation(
         f"{function} needs a tensor, but got {got}",
         "convert the argument to a tensor, or use a Python function, such as math.exp for torch.exp",

@@ -178,8 +178,7 @@ def compared(report: Report) -> list[Row]:
     """Return the largest difference over all test inputs, or that of each wrong one."""
     if not report.errors:
         return []
-    tests = f"{len(report.errors)} test input{'s' * (len(report.errors) != 1)}"
-    tests = f"with {report.beside} on {tests}"
+    tests = f"with {report.beside} on {len(report.errors)} test input{'s' * (len(report.errors) != 1)}"
     right = {one_line(probe): error for probe, error in report.errors.items() if error <= RIGHT}
     wrong = {one_line(probe): error for probe, error in report.errors.items() if not error <= RIGHT}  # or NaN
     if not wrong:
@@ -191,8 +190,8 @@ def compared(report: Report) -> list[Row]:
         return [Row("Compared", text)]
     each = ", ".join(f"{probe} {_size(error)}" for probe, error in wrong.items())
     fine = f". Equal: {', '.join(right)}" if right else ""
-    title = "Largest difference relative to the largest expected value"
-    return [Row("Compared", f"{tests}. {title}: {each}{fine}")]
+    title = f"{tests}. Largest difference relative to the largest expected value"
+    return [Row("Compared", f"{title}: {each}{fine}")]
 
 
 def _size(error: float) -> str:
@@ -253,7 +252,7 @@ def not_told_apart(report: Report) -> str:
 
 def how_it_is_called(report: Report) -> list[Row]:
     """Return how the code is called, one convention a line."""
-    words = [one_line(each) for each in report.conventions.words]
+    words = list(map(one_line, report.conventions.words))
     masks = [each for each in words if each.endswith(("where a key is visible", "where a key is hidden"))]
     others = [each for each in words if each not in masks]
     return [Row(label, "\n".join(each)) for label, each in (("Mask", masks), ("Interface", others)) if each]
