@@ -108,7 +108,7 @@ def bare(torch_folder: Path, extras: str) -> BareEnvironment:
     return make(torch_folder.with_name(f"with-{extras}"), torch_folder, chosen, more)
 
 
-@pytest.mark.slow
+@pytest.mark.thinned(0, slow=2)
 @pytest.mark.parametrize("extras", EXPECTED, ids=lambda extras: extras or "none")
 def test_an_extra_alone_does_its_part_and_names_what_the_rest_needs(
     extras: str, torch_folder: Path, tmp_path: Path

@@ -258,14 +258,14 @@ def prepared_of(case: Case) -> Prepared:
 EVERY_OPTION = list(OPTIONS)
 
 
-@pytest.mark.thinned(99, keep=["documents", "left padding"], slow=2)
+@pytest.mark.thinned(99, keep=["documents", "left padding"], slow=3)
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_is_as_exact_as_plain_torch(rule: str) -> None:
     place = list(RULES).index(rule)
     judge(made(in_turn(rule, place), rule, EVERY_OPTION[5 * place % len(OPTIONS)]))
 
 
-@pytest.mark.thinned(99, keep=["masks as bias", "all"], slow=2)
+@pytest.mark.thinned(99, keep=["masks as bias", "all"], slow=3)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_is_as_exact_as_plain_torch(option: str) -> None:
     place = EVERY_OPTION.index(option)

@@ -29,14 +29,14 @@ def singles(style: str) -> list[planted.Planted]:
     return [single for single in planted.PLANTED if single.style == style]
 
 
-@pytest.mark.thinned(99, keep=["no scale", "split by view"])
+@pytest.mark.thinned(99, keep=["no scale", "split by view"], slow=3)
 @pytest.mark.parametrize("single", singles("separate"), ids=lambda single: single.fault)
 def test_a_planted_fault_is_named_as_itself(single: planted.Planted) -> None:
     verdict = judge_single(single)
     assert verdict.ok, verdict.summary
 
 
-@pytest.mark.thinned(0, slow=4)
+@pytest.mark.thinned(0, slow=8)
 @pytest.mark.parametrize(
     "single", singles("fused") + singles("einsum"), ids=lambda single: f"{single.style}-{single.fault}"
 )
@@ -45,7 +45,7 @@ def test_a_planted_fault_is_named_as_itself_in_other_styles(single: planted.Plan
     assert verdict.ok, verdict.summary
 
 
-@pytest.mark.thinned(99, keep=["no v projection", "causal only in evaluation", "heads in a list"])
+@pytest.mark.thinned(99, keep=["no v projection", "causal only in evaluation", "heads in a list"], slow=2)
 @pytest.mark.parametrize("case", unstyled.UNSTYLED, ids=lambda case: case[0])
 def test_a_fault_beside_the_equations_is_named_and_nothing_else(case: tuple[str, type, str]) -> None:
     verdict = judge_unstyled(case)

@@ -669,7 +669,7 @@ def test_a_design_is_a_step_of_its_own_and_the_steps_lead_to_the_output(name: st
         assert torch.equal(moved.unique(), was.unique()), flow.result.field
 
 
-@pytest.mark.slow
+@pytest.mark.thinned(0, slow=3)
 @pytest.mark.parametrize("name", OWN_STEPS)
 def test_the_command_shows_a_design_as_the_function_does(name: str, tmp_path: Path) -> None:
     file, out = tmp_path / "mine.py", tmp_path / "out.html"

@@ -84,7 +84,7 @@ def every_way() -> list[tuple[Fault, int]]:
     return [(fault, i) for fault in computed() for i in range(len(fault.ways))]
 
 
-@pytest.mark.thinned(40, slow=3)
+@pytest.mark.thinned(40, slow=4)
 @pytest.mark.parametrize(
     ("fault", "way"), every_way(), ids=lambda x: x.key if isinstance(x, Fault) else str(x)
 )

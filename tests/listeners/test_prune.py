@@ -35,6 +35,8 @@ from small_models import (
     torch_encoder,
 )
 
+HOOKED = [family for family in FAMILIES if family.route == "hook"]
+
 EXACT = 1e-10  # of a float64 model
 KEY = "headwise_pruned_heads"
 
@@ -237,15 +239,8 @@ def test_the_report_can_be_read() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(each, marks=() if each.core else pytest.mark.slow)
-        for each in FAMILIES
-        if each.route == "hook"
-    ],
-    ids=repr,
-)
+@pytest.mark.thinned(0, keep=[repr(family) for family in HOOKED if family.core], slow=2)
+@pytest.mark.parametrize("family", HOOKED, ids=repr)
 def test_every_family_is_pruned_rightly_or_refused(family: Family) -> None:
     hugging_face()
     model = family.build(family.finest)

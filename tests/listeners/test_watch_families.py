@@ -203,10 +203,9 @@ def outputs_of(result: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
 
 def each(*routes: str, judged: bool = False) -> Any:
     chosen = [f for f in FAMILIES if f.route in routes and (f.judged or not judged)]
-    marks = [() if family.core else pytest.mark.slow for family in chosen]
-    return pytest.mark.parametrize(
-        "family", [pytest.param(f, marks=m, id=f.name) for f, m in zip(chosen, marks, strict=True)]
-    )
+    core = [family.name for family in chosen if family.core]
+    families = pytest.mark.parametrize("family", chosen, ids=lambda family: family.name)
+    return lambda test: pytest.mark.thinned(0, keep=core, slow=2)(families(test))
 
 
 @each("hook", judged=True)

@@ -88,6 +88,7 @@ def check_cell(page: Page, row: int, column: int, exact: Tensor) -> None:
     assert abs(shown - float(exact[row, column])) <= max(0.01 * float(exact[row, column]), 1e-4)
 
 
+@pytest.mark.thinned(0, slow=2)
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 def test_a_page_of_two_texts_opens_on_their_comparison(
     size: tuple[int, int], browser: Browser, files: dict[str, Path]
