@@ -408,7 +408,7 @@ def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     refused("has no headwise_pruned_heads")
     prune(model, [(0, 1)])
     model.save_pretrained(tmp_path)
-    refused("got n_layer with a model instance", gpt2(), n_layer=3)
+    refused("got n_layer with a model that is built", gpt2(), n_layer=3)
     refused("got 'transformer.h.0.attn'; there are h.0.attn", hf.GPT2Model)
     refused(r"transformer.h.2\S* missing in .* not GPT2LMHeadModel", n_layer=3)
     prune(reader, [(0, 1)])

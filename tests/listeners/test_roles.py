@@ -343,7 +343,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
         ("batch must be a whole number of at least 1: got 0", model, tokenizer, {"batch": 0}),
         ("sentences must be at least 60: got 7", model, tokenizer, {"sentences": 7}),
         ("sentences must not be empty: got 0", model, tokenizer, {"sentences": []}),
-        (r"relations are known: got 'The dog slept\.'", model, tokenizer, {"sentences": ["The dog slept."]}),
+        (r"grammar.Sentence: got 'The dog slept\.'", model, tokenizer, {"sentences": ["The dog slept."]}),
         ("whose relations are known: got 700.0", model, tokenizer, {"sentences": 700.0}),
         ("whose relations are known: got None", model, tokenizer, {"sentences": None}),
         (r"seed must be a whole number: got \[7\]", model, tokenizer, {"seed": [7]}),

@@ -147,7 +147,7 @@ def test_it_is_written_copied_and_pickled(ours: BytePairs, tmp_path: Path) -> No
         ("a", {"max_length": 7}, "max_length must be given with truncation=True: got 7 without"),
         ("a", {"truncation": "only_first"}, "truncation must be True or False: got 'only_first'"),
         ("a", {"truncation": True, "max_length": 1}, "above 1, the number of special tokens: got 1"),
-        (["a", "b c"], {"return_tensors": "pt", "padding": False}, r"different lengths: got \[2, 3\]"),
+        (["a", "b c"], {"return_tensors": "pt", "padding": False}, r"texts of lengths \[2, 3\]: got False"),
     ],
 )  # fmt: skip
 def test_a_call_it_cannot_answer_is_refused(

@@ -245,4 +245,4 @@ def test_what_makes_no_sense_is_refused() -> None:
     refused("and no other model: got None for encoder-decoder", ArgumentError, IDS, 3)
     refused(r"1 \+ 24 - 1 > 23; use at most 23", ShapeError, IDS, 24, start=0)
     model = a_model("encoder")
-    refused("with an output: got kind='encoder' without", ArgumentError, IDS, 3)
+    refused("have an output layer to generate: got kind='encoder'", ArgumentError, IDS, 3)

@@ -230,7 +230,7 @@ def spoiled(folders: Path, tmp_path: Path) -> Any:
             None,
             "1 of 36 are missing, .* 'decoder.layers.1.feed_forward_norm.b",
         ),
-        ("extra", torch.ones(5), r"must belong to this family: got 'extra' \[5\]"),
+        ("extra", torch.ones(5), r"must belong to the family of the config: got 'extra' \[5\]"),
         (
             "transformer.h.2.ln_1.bias",
             torch.ones(3),
@@ -571,7 +571,7 @@ def test_types_and_positions_are_taken_as_given() -> None:
         (
             {"alibi": True, "relative_bias": Buckets()},
             ArgumentError,
-            "alibi must be False with relative_bias: got Buckets",
+            "alibi must be False with relative_bias: got True and Buckets",
         ),
         ({"num_layers": 0}, ShapeError, "num_layers must be a whole number of at least 1: got 0"),
         ({"vocab_size": 4.0}, ShapeError, "vocab_size must be .* got 4.0"),

@@ -22,7 +22,7 @@ export const flipView: View = {
 
 const SENTENCE =
   "The change of a head is the Jensen-Shannon divergence between its weights on the two texts, averaged over tokens: " +
-  "0 = the same weights, log 2 = 0.69 nats = no key in common. In the map of the difference, orange means more weight on the second text, blue less.";
+  "0 = the same weights, log 2 = 0.69 nats = no key in common. In the map of the difference, orange means that the weight is larger with the second text, blue that it is smaller.";
 
 function open(app: App): OpenView {
   const which = el("select", { id: "flip-which" });
@@ -72,7 +72,7 @@ function open(app: App): OpenView {
         note: head.token,
         label: labelOf(app.data, headOf(reading, head.layer, head.head)?.label),
       })),
-      "change in nats, and the token that changed most",
+      "change in nats, and the token whose weights changed most",
     );
   }
 
@@ -96,7 +96,7 @@ function open(app: App): OpenView {
       moved.distance === null
         ? "No token of this head can be compared."
         : `Mean change ${fixed(moved.distance, 3)} nats; largest change ${fixed(moved.largest, 3)} nats, at “${moved.token}”. ` +
-          "The colour scale of the difference is set for each head.";
+          "Each head has its own colour scale for the difference.";
     const places = flip.layers[moved.layer];
     const together = before && after && first && second && onOneLine(before, after, first, second, places);
     maps.element.hidden = !together;

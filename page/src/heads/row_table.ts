@@ -24,7 +24,7 @@ export function rowTable(scene: Scene, row: number): HTMLElement {
       el("td", null, figure(weight)),
     );
   });
-  const measure = scene.written ? "weight × norm" : pooled ? "share of their weight" : "weight";
+  const measure = scene.written ? "weight × norm" : pooled ? "share of the weight" : "weight";
   const heads = ["key", pooled ? "positions" : "position", measure];
   const notes = [
     best.length > MOST_ROWS ? `The ${MOST_ROWS} largest of ${counted(best.length)}.` : "",

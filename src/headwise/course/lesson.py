@@ -215,7 +215,9 @@ def read_questions(level: Level, text: str) -> tuple[Question, ...]:
         if cell.kind == "question":
             match = _QUESTION.fullmatch(cell.about)
             if match is None:
-                raise ArgumentError(f"question must be [lesson] ..?: {level}.py has {cell.about!r}; [1] Why?")
+                raise ArgumentError(
+                    f"question must be [lesson] ..?: {level}.py has {cell.about!r}; try [1] Why?"
+                )
             questions.append(Question(match[2], cell.text, level, int(match[1])))
         elif cell.kind == "code" and questions and not questions[-1].check:
             questions[-1] = replace(questions[-1], check=cell.text)

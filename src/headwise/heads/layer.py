@@ -52,7 +52,7 @@ LABELS: tuple[Entry, ...] = (
         "induction",
         "induction",
         0.4,
-        "attends to the token that followed an earlier copy of the current token, so the model can "
+        "attends to the token that followed an earlier copy of the current token, so it can "
         "continue a repetition",
         "Olsson 2022; 0.4 is the threshold of ARENA's exercises for the mean weight on the stripe of random "
         "tokens said twice; this is that mean on any text, over the queries that have a copy to look for; "

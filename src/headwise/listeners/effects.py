@@ -103,7 +103,7 @@ class Effects(HeadScores):
 
         Args:
             heads: whose page it is; layers are counted as in it. Heads that were not measured are left out.
-            batch: which sequence; None: the mean over all, and the words of the first.
+            batch: which sequence; None: the mean over all, shown with the words of the first sequence.
 
         Raises:
             ArgumentError: no layer of these heads was measured; a layer with another number of heads.

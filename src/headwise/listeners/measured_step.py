@@ -397,8 +397,8 @@ class AlarmState:
     def __init__(self, alarms: Alarms, dead: float | None) -> None:
         if alarms.dead and dead is None:
             raise ArgumentError(
-                "dead must be a share if alarms look for dead heads: got dead=None with "
-                "Alarms(dead=True); give Alarms(dead=False)"
+                "dead must be a number if alarms report dead heads: got dead=None with "
+                "Alarms(dead=True); give a threshold, or Alarms(dead=False)"
             )
         self.thresholds = {
             "entropy": alarms.entropy,

@@ -203,8 +203,8 @@ def load_pruned(cls_or_model: Any, folder: str | os.PathLike[str], **changes: An
     if isinstance(cls_or_model, nn.Module):
         if changes:
             raise ArgumentError(
-                f"changes must be given only with a class: got {', '.join(changes)} with a model instance; "
-                "change its config"
+                f"keyword arguments must be given only with a class: got {', '.join(changes)} with a model "
+                "that is built already; change its config before you build it"
             )
         model: Any = cls_or_model
         written = json.loads((directory / "config.json").read_text("utf-8")).get(KEY)

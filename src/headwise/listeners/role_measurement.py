@@ -159,8 +159,8 @@ def _checked_sentences(sentences: object) -> list[Sentence]:
     for text in texts:
         if not isinstance(text, Sentence):
             raise ArgumentError(
-                f"sentences must be a number, or sentences whose relations are known: got {text!r}; see "
-                "headwise.heads.grammar.Sentence"
+                f"sentences must be a number, or a list of headwise.heads.grammar.Sentence: got {text!r}; "
+                "see that class"
             )
     return texts
 

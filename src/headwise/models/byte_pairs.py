@@ -172,7 +172,7 @@ class BytePairs:
         longest = max(lengths, default=0)
         if tensors and padding is False and lengths.count(longest) < len(lengths):
             raise ArgumentError(
-                f"padding must be True for tensors of texts of different lengths: got {lengths}; leave it out"
+                f"padding must be True for tensors of texts of lengths {lengths}: got False; leave it out"
             )
         fill = next((i for i in (self.pad_token_id, self.bos_token_id) if i is not None), 0)
         columns: dict[str, tuple[list[Any], Any]] = {  # of every text, and what it is filled up with

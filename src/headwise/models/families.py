@@ -450,8 +450,8 @@ def _placed(family: Family, name: str, tensor: Tensor) -> Iterator[tuple[str, Te
     places = family.names.get(pattern)
     if places is None or kind not in ("weight", "bias"):
         raise ArgumentError(
-            f"weights must belong to this family: got {name!r} {list(tensor.shape)}; use the model of "
-            "transformers"
+            f"weights must belong to the family of the config: got {name!r} {list(tensor.shape)}; load the "
+            "model with transformers"
         )
     if pattern in family.transposed and kind == "weight":
         tensor = tensor.t()

@@ -278,8 +278,8 @@ def _checked(model: Transformer, ids: Tensor, count: int, options: Options) -> S
     config, settings = model.config, Sampling(**options)
     if config.output is None:
         raise ArgumentError(
-            f"generate must be called on a model with an output: got kind={config.kind!r} without one; use "
-            "a decoder"
+            f"model must have an output layer to generate: got kind={config.kind!r} with output=None; use a "
+            "decoder with an output layer"
         )
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ArgumentError(f"max_new_tokens must be a whole number, at least 1: got {count!r}; try 20")

@@ -176,7 +176,9 @@ class TransformerConfig:
                 "max_length must be given with positions='learned': got None; for example 512"
             )
         if self.alibi and self.relative_bias is not None:
-            raise ArgumentError(f"alibi must be False with relative_bias: got {self.relative_bias}; use one")
+            raise ArgumentError(
+                f"alibi must be False with relative_bias: got True and {self.relative_bias}; use one"
+            )
 
     def window_of(self, layer: int) -> Window | None:
         """Return the window of a layer, counted from 0."""

@@ -92,7 +92,7 @@ class Settings:
 
 
 class Scaling(Settings):
-    """Changed angles of a rope."""
+    """Base class of the settings that change the angles of a `Rope`."""
 
     factor: float
 

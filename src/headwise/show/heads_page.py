@@ -514,7 +514,7 @@ def _check_config(config: TransformerConfig) -> None:
         raise _cannot("rope", rope, "Rope(base, dims), neither interleaved nor scaled")
     heads = config.num_heads
     if config.d_model % (PANEL * heads):
-        raise _cannot("d_model", config.d_model, f"a multiple of {PANEL} for each of {heads} heads")
+        raise _cannot("d_model", config.d_model, f"multiples of {PANEL * heads} ({PANEL} x {heads} heads)")
     if config.d_ff % PANEL:
         raise _cannot("d_ff", config.d_ff, f"a multiple of {PANEL}")
     if config.max_length is None:

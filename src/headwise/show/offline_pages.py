@@ -205,7 +205,7 @@ def _patches(patches: tuple[int, int] | None, count: int) -> tuple[int, int, int
             if side and side * side == count - first:
                 return side, side, first
         raise ArgumentError(
-            f"patches must be given if the tokens form no square: got {count} tokens, with or without [CLS]; "
+            f"patches must be given if the tokens form no square: got {count} tokens, {count - 1} without [CLS]; "
             "give patches=(rows, columns)"
         )
     pair = tuple(patches)

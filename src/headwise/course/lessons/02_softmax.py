@@ -68,7 +68,7 @@ assert torch.allclose(shifted.exp() / shifted.exp().sum(), torch.softmax(large, 
 # %% [markdown]
 # Since only differences count, we may subtract any constant from all scores. We choose the maximum. The
 # largest exponential is then $e^0 = 1$, so nothing overflows. The sum is at least 1, so we never divide by 0.
-# Exponentials that underflow to 0 would have had a negligible weight. torch's softmax does the same.
+# Exponentials that underflow to 0 would have had a negligible weight. torch's softmax also subtracts the maximum.
 #
 # A score of $-\infty$ gives a weight of exactly 0. A mask uses this to hide keys (lesson 7).
 

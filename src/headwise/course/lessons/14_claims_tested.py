@@ -48,7 +48,7 @@ print(f"largest difference of the logits: {difference:.0e}")
 assert difference < 1e-3
 
 # %% [markdown]
-# The shuffled model computes the same. The number of a head has no meaning; in another training run it would
+# The shuffled model computes the same output. The number of a head has no meaning; in another training run it would
 # be different. One can only ask whether *some* head does syntax.
 #
 # ## "The subject attends to its verb"

@@ -136,7 +136,7 @@ figure.suptitle(f"Sizes of the attention layers of {len(table)} models")
 # random sample, so the counts hold only for this list.
 #
 # To read a configuration, start from $d_k$, 64 or 128: then the width determines the number of heads. Very
-# narrow heads do cost something. We trained 18 small models that differ only in the number of heads. Those
+# narrow heads give a higher loss. We trained 18 small models that differ only in the number of heads. Those
 # with heads of 16 and of 8 channels had a clearly higher loss at the end than those with heads of 32; for 64,
 # 128 and 256 channels there was no clear difference. (Narrow heads also had fewer pairs of channels for RoPE.
 # All numbers are in "What heads do, measured" in the documentation.)

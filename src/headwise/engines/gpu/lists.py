@@ -41,7 +41,10 @@ def look(
     VISIBLE, rules, heads, T, S, shift, left, right, row_tiles, column_tiles, step, parts, begin,
     KEYS_FIRST: tl.constexpr, setup: tl.constexpr,
 ):  # fmt: skip
-    """Whether a tile shows anything. Column tile j starts at begin + j * step / parts, rounded up."""
+    """Compute whether a query of a tile may attend to a key of it.
+
+    Column tile j starts at begin + j * step / parts, rounded up.
+    """
     pid = tl.program_id(0)
     j = pid % column_tiles
     i = pid // column_tiles % row_tiles
