@@ -205,8 +205,8 @@ def _patches(patches: tuple[int, int] | None, count: int) -> tuple[int, int, int
             if side and side * side == count - first:
                 return side, side, first
         raise ArgumentError(
-            f"patches must be given if the tokens form no square: got {count} tokens, {count - 1} without [CLS]; "
-            "give patches=(rows, columns)"
+            f"patches must be given if the tokens form no square: got {count} tokens, {count - 1} without "
+            "[CLS]; give patches=(rows, columns)"
         )
     pair = tuple(patches)
     if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair):
