@@ -29,8 +29,8 @@ def speed(results: Iterable[Report]) -> str:
     sizes, (ours, dense) = record["sizes"], (_cost(record, record[arm]) for arm in ("ours", "peer"))
     heads = f"{sizes['H']} heads over {sizes['L']:,} tokens"
     return (
-        f"All statistics of {heads}, on {place('cuda', record['run'])}: {ours}; from the full matrix "
-        f"{dense}.\n"
+        f"Computing all statistics of {heads} on {place('cuda', record['run'])} takes {ours}; computing them "
+        f"from the full matrix takes {dense}.\n"
     )
 
 

@@ -532,8 +532,8 @@ def test_the_line_of_speed_tells_what_was_measured_and_nothing_else() -> None:
     def stored(case: dict[str, Any]) -> dict[str, Any]:
         return {"device": "cuda", "runs": {"one": run}, "cases": {case["name"]: case}}
 
-    heads = "All statistics of 3 heads over 5,000 tokens"
-    line = f"{heads}, on A card: 2 ms and 5 MiB; from the full matrix 7 ms.\n"
+    heads = "Computing all statistics of 3 heads over 5,000 tokens"
+    line = f"{heads} on A card takes 2 ms and 5 MiB; computing them from the full matrix takes 7 ms.\n"
     assert readme.speed([stored(case)]) == line
     assert readme.speed([stored({**case, "status": "failed"})]) == readme.NOTHING
 
