@@ -260,7 +260,7 @@ DESIGNS: dict[type[Plain], str] = {
     PartOfRope: "pairs of neighbours, base 500, 4 of 6 channels",
     Alibi: "ALiBi, slopes 0.5, 0.25",
     RelativeBias: r"a bias by distance (s - t)",
-    T5: "a bias by position without a scale, as in T5",
+    T5: "scores without the factor 1 / sqrt(d_k), as in T5",
     Window: "a sliding window of 3 keys",
     Latent: "keys and values through 10 channels (latent attention, RMSNorm between)",
     Cosine: "cosine attention",

@@ -17,6 +17,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -349,8 +350,11 @@ class _Judge:
         return self.off(call, made) <= NEAR
 
     def worst(self, made: Explanation, calls: Sequence[ProbeCall]) -> float:
-        """Return the largest difference over the calls."""
-        return max((self.off(call, made) for call in calls), default=0.0)
+        """Return the largest difference over the calls for which the faults can be computed.
+
+        A fault that needs a mask has no output for a call without a mask; its difference is infinite.
+        """
+        return max((off for call in calls if isfinite(off := self.off(call, made))), default=0.0)
 
     def singles(self, calls: Sequence[ProbeCall]) -> Iterator[Made]:
         """Yield single faults that explain all calls; faults with a free number only if no other does."""
@@ -551,9 +555,11 @@ def where_right(evidence: Evidence) -> list[str]:
         positions, samples = _numbers(right.all(2).all(0)), _numbers(right.all(2).all(1))
         B, T, _ = right.shape
         if 0 < len(positions) < T:
-            probes.setdefault(f"the output at {_list('position', positions)} (of {T})", []).append(call.probe)
+            message = f"the output at {_list('position', positions)} (of 0 to {T - 1})"
+            probes.setdefault(message, []).append(call.probe)
         elif 0 < len(samples) < B:
-            probes.setdefault(f"the output of {_list('sample', samples)} (of {B})", []).append(call.probe)
+            message = f"the output of {_list('sample', samples)} (of 0 to {B - 1})"
+            probes.setdefault(message, []).append(call.probe)
         if call.weights is not None and call.weights.shape == truth.p.shape:
             close = (call.weights.double() - truth.p).abs() <= NEAR
             heads = _numbers(close.all(3).all(2).all(0))
@@ -600,5 +606,6 @@ def empty_row(evidence: Evidence) -> str | None:
     if bool((rows == 0).all()):
         return "the output is 0"
     return (
-        "the output is finite: its weights are 0, or all equal because the scores are set to a finite number"
+        "the output is finite: the weights of such a query are all 0, or all equal since its scores are one "
+        "finite number"
     )

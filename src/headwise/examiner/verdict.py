@@ -433,7 +433,9 @@ def _report_findings(report: Report, evidence: Evidence) -> None:
             continue
         if fault.names_parts and not _concerns_projections(finding, evidence):
             finding.verdict = "unknown"
-            report.not_judged.append(f"{finding.name}: {finding.detail}; the output does not depend on it")
+            report.not_judged.append(
+                f"{finding.name}: {finding.detail}; no weight of a projection is known to be affected"
+            )
         elif (fault.follows or fault.remark) and (report.faults or report.problems):
             finding.verdict = "consequence"
         elif fault.key == NOTHING_MIXES and not promises_output_projection(

@@ -174,7 +174,7 @@ def _independent_calls(caller: Caller) -> Iterator[Finding]:
         else:
             yield Finding(name, "right", "earlier calls do not change the output")
     else:
-        detail = f"after a call with a different input, the output for the first input changes by {off:.0e}"
+        detail = f"the outputs for x before and after a call with another input differ by {off:.2g}"
         yield Finding(name, "wrong", detail, "state kept between calls")
 
 
@@ -676,7 +676,7 @@ def _state_dict(caller: Caller) -> Iterator[Finding]:
     if off <= _same(caller):
         yield Finding(name, "right", "a new instance with the same state dict gives the same output")
     else:
-        detail = f"the output of a new instance with the same state dict differs by {off:.0e}"
+        detail = f"the output of a new instance with the same state dict differs by {off:.2g}"
         yield Finding(name, "wrong", detail, "state dict incomplete")
 
 

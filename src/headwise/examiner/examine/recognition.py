@@ -674,7 +674,7 @@ def _position_designs(
     numbers = {"far": 1.0} if FAVOURED in words else {}
     made.append(Design("position bias", words, numbers, tensors))
     if torch.allclose(fitted.scale, torch.ones_like(fitted.scale), atol=1e-4):
-        words = "a bias by position without a scale, as in T5"
+        words = "scores without the factor 1 / sqrt(d_k), as in T5"
         made.append(Design("own scale", words, {}, {"scale": torch.ones(H, dtype=torch.float64)}))
     return made
 

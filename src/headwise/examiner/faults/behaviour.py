@@ -311,8 +311,8 @@ FAULTS = [
     Fault(
         "state kept between calls",
         "a call stores state that changes the next call",
-        "the keys and values of earlier calls are used again",
-        "the same input always gives the same output",
+        "attention to the keys and values of earlier calls as well",
+        "an output that depends on the input of this call only",
         (
             "Call it twice with the same input.",
             "The second output depends on the first call: forward stores a tensor on self.",
@@ -387,8 +387,8 @@ FAULTS = [
     Fault(
         "causal only in training",
         "the causal mask is applied in training only: in evaluation every position attends to later ones",
-        "if self.training: hide later positions",
-        "later positions are always hidden",
+        "attention that hides later positions only if self.training",
+        "attention that always hides later positions",
         (
             "Call eval() and change the last token. Do the outputs of earlier tokens change?",
             "In training they do not change; in evaluation they do.",
@@ -402,8 +402,8 @@ FAULTS = [
     Fault(
         "causal only in evaluation",
         "the causal mask is applied in evaluation only: in training every position attends to later ones",
-        "if not self.training: hide later positions",
-        "later positions are always hidden",
+        "attention that hides later positions only if not self.training",
+        "attention that always hides later positions",
         (
             "Call train() and change the last token. Do the outputs of earlier tokens change?",
             "In evaluation they do not change; in training they do.",
@@ -481,8 +481,8 @@ FAULTS = [
     Fault(
         "sign in an equation",
         "the equation of an einsum contains a character that only looks like - or >",
-        "a typographic minus or arrow, as used by slides and word processors",
-        "->, the two characters of the keyboard",
+        "an equation with a typographic minus or arrow, as inserted by slides and word processors",
+        "an equation with the two ASCII characters ->",
         (
             "Look closely at the arrow in the equation.",
             "One of its characters was copied from a slide or a page and is not that of the keyboard.",

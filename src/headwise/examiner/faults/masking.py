@@ -236,15 +236,15 @@ FAULTS = [
     Fault(
         "mask after softmax",
         "weights are masked after the softmax, so they do not sum to 1",
-        "(softmax(scores), then masked) v",
+        "softmax(scores).masked_fill(hidden, 0) v",
         RIGHT,
         (
             "Sum the weights of a query that has hidden keys.",
             "The weight of the hidden keys is removed, but not given to the other keys.",
             "Set the scores of hidden keys to -inf before the softmax.",
         ),
-        "The output is too small where keys are hidden: if one of ten keys is visible, it gets a tenth "
-        "of the weight.",
+        "The output is too small where keys are hidden: if only one of ten keys is visible, it gets about a "
+        "tenth of the weight instead of all of it.",
         REPAIR,
         "drop",
         (
@@ -492,8 +492,8 @@ FAULTS = [
     Fault(
         "one mask replaces another",
         "only one of two masks is used: the second replaces the first",
-        "mask = padding instead of mask = causal & padding",
-        "a key is visible where both masks allow it",
+        "attention with mask = padding",
+        "attention with mask = causal & padding (True = visible)",
         (
             "Pass both masks. Which of them has an effect?",
             "Each mask works alone; if both are passed, one of them has no effect.",
@@ -550,7 +550,8 @@ FAULTS = [
             "Negative entries of the matrix turn large negative numbers into large positive ones.",
             "Apply the mask to the mixed scores, immediately before the softmax.",
         ),
-        "Where a row of the matrix has a negative sum, its head attends to hidden keys only.",
+        "If a row of the mixing matrix has a negative sum, the large negative scores of hidden keys become "
+        "large positive scores, so that head attends to hidden keys only.",
         REPAIR,
         "hide",
         (BEFORE_MIXING,),

@@ -204,7 +204,8 @@ FAULTS = [
             "nn.MultiheadAttention already applies an output projection, and another layer follows.",
             "Remove the second projection, and return the output of nn.MultiheadAttention.",
         ),
-        "Two matrices in a row compute no more than one, and weights of other implementations do not fit.",
+        "Two linear layers in a row represent nothing that one cannot, and weights of other implementations "
+        "cannot be loaded.",
         "return self.attention(query, key, value)[0]",
         lines=(r"return self\.\w+\(", r"=\s*self\.\w*(o|out|proj|fc)\w*\(", *LINES),
     ),

@@ -324,7 +324,7 @@ REASON = (
 INPUTS = [
     Fault(
         "keys and values swapped",
-        "keys and values are swapped",
+        "keys are computed from the value input, and values from the key input",
         "softmax(q W_k(value)^T) W_v(key)",
         RIGHT_INPUTS,
         (
@@ -336,7 +336,7 @@ INPUTS = [
     ),
     Fault(
         "queries and keys swapped",
-        "queries and keys are swapped",
+        "queries are computed from the key input, and keys from the query input",
         "softmax(key query^T) value",
         RIGHT_INPUTS,
         (

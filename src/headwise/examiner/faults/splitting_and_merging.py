@@ -412,8 +412,8 @@ SPLITTING = [
     Fault(
         "groups repeated in wrong order",
         "the shared keys and values are assigned to the query heads in the wrong order",
-        "k.repeat(..): heads 0, 1, 2, 3 use the keys 0, 1, 0, 1",
-        "k.repeat_interleave(..): heads 0, 1, 2, 3 use the keys 0, 0, 1, 1",
+        "attention with k.repeat(..): query heads 0, 1, 2, 3 use KV heads 0, 1, 0, 1",
+        "attention with k.repeat_interleave(..): query heads 0, 1, 2, 3 use KV heads 0, 0, 1, 1",
         (
             "Which query heads use the same head of keys?",
             "Consecutive query heads should share a head of keys; here the heads of keys are used in turn.",

@@ -215,7 +215,10 @@ def before_running(path: Path, name: str | None, source: str, cells: Cells) -> R
             raise broken
         ast.parse(source)
     except (RecursionError, MemoryError, ValueError):  # nested too deep, or with a NUL in it
-        raise ArgumentError(f"file must be readable Python: {path} is not; check its nesting") from None
+        raise ArgumentError(
+            f"file must be Python that can be parsed: {path} is nested too deeply or has a NUL character; "
+            "simplify it"
+        ) from None
     except SyntaxError as error:
         problem = Problem("import", "SyntaxError", error.msg, error.lineno)
         report = Report(name or path.stem, ok=False, summary="", path=str(path), problems=[problem])

@@ -165,7 +165,10 @@ def listed(title: str, mark: str, texts: Iterable[str]) -> Listed:
 # Numbers
 
 
-UNCHANGED = "The mistake does not change these outputs"
+UNCHANGED = (
+    "The reference has the weights as your code applies them (a missing projection is the identity), so the "
+    "mistake does not change these outputs"
+)
 WITH_MISTAKE = "The formula that they are compared with contains the mistake, too"
 
 
@@ -213,7 +216,8 @@ def what_was_judged(report: Report) -> list[Note]:
     if judged:
         text += f" Also judged: {', '.join(judged)}."
     if skipped:
-        text += f" Not judged: {', '.join(skipped)}; to judge one of these, use --name NAME."
+        choice = report.others[[not other.verdict for other in report.others].index(True)].name
+        text += f" Not judged: {', '.join(skipped)}. To judge one, pass its name: --name {one_line(choice)}."
     return [Note(text)]
 
 

@@ -91,7 +91,8 @@ def choose(module: ModuleType, name: str | None) -> object:
         raise ArgumentError(f"name must be a class or function of {module.__name__}: got {name!r}{hint}")
     _give_forward(obj)
     if not callable(obj):
-        raise ArgumentError(f"name must be a class or function: {name!r} is {type(obj).__name__}")
+        kind = type(obj).__name__
+        raise ArgumentError(f"name must be a class or function: {name!r} is {kind}; name another")
     return obj
 
 
