@@ -290,7 +290,7 @@ def test_a_file_of_progress_that_is_none_of_ours_is_left_alone(tmp_path: Path, t
 @pytest.mark.parametrize(
     ("which", "words"),
     [
-        (None, "0 were started"),
+        (None, "no exercise was started yet"),
         ("x", "got 'x'"),
         ("99", "lesson must be 1 to 17: got 99"),
         ("repair 0", "repair must be 1 to"),

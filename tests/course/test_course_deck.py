@@ -38,10 +38,10 @@ def test_a_question_has_its_lesson_its_answer_and_its_check() -> None:
     [
         ("# %% question: Why?\n# So.\n", r"must be \[lesson\] ..\?: easy.py has 'Why\?'"),
         ("# %% question: [1] Why\n# So.\n", r"easy.py has '\[1\] Why'"),
-        ("# %%\nprint(1)\n", r"its only check: easy.py has 'print\(1\)'"),
+        ("# %%\nprint(1)\n", r"the only code cell after one: easy.py has 'print\(1\)'"),
         (
             "# %% question: [1] Why?\n# So.\n# %%\n1\n# %%\nprint(2)\n",
-            r"its only check: easy.py has 'print\(2\)'",
+            r"the only code cell after one: easy.py has 'print\(2\)'",
         ),
         ("# %% question: [1] Why?\nSo.\n", r"text in comments only: got 'So.'"),
     ],

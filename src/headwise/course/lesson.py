@@ -223,7 +223,8 @@ def read_questions(level: Level, text: str) -> tuple[Question, ...]:
             questions[-1] = replace(questions[-1], check=cell.text)
         else:
             raise ArgumentError(
-                f"cell must be a question or its only check: {level}.py has {cell.text[:40]!r}; remove it"
+                f"cell must be a question, or the only code cell after one: {level}.py has "
+                f"{cell.text[:40]!r}; remove it"
             )
     return tuple(questions)
 

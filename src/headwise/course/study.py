@@ -152,7 +152,10 @@ class Study:
         if which is None:
             which = self.progress.current
             if not which:
-                raise ArgumentError("lesson must be given: 0 were started; run headwise learn start 1")
+                raise ArgumentError(
+                    "lesson must be given: no exercise was started yet; run headwise learn start 1, or "
+                    "name a lesson"
+                )
         match = re.fullmatch(r"(?:(repair)[ _]?)?0*(\d+)(?:_\w+)?(?:\.py)?", which.strip())
         if match is None:
             raise ArgumentError(f"lesson must be a number: got {which!r}; see headwise learn")

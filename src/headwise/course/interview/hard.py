@@ -297,7 +297,7 @@ assert slopes[0] == 1 / 2 and slopes[-1] == 1 / 256
 import torch
 
 ordinary, latent = 2 * 128 * 128, 512 + 64
-print(f"{ordinary:,} numbers a token, or {latent}: {ordinary / latent:.0f} times less")
+print(f"{ordinary:,} numbers per token, or {latent}: {ordinary / latent:.0f} times less")
 assert (ordinary, latent, round(ordinary / latent)) == (32_768, 576, 57)
 torch.manual_seed(0)
 H, S, D, C = 4, 10, 8, 12  # heads, tokens, head width, latent width

@@ -134,7 +134,7 @@ figure.tight_layout()
 # change when scores change, so the median of the gradient over the 500 queries is almost 0. If the scores are
 # divided by $\sqrt d$, all three curves are flat: training starts from the same state at every width.
 #
-# Textbooks say that without the scale "the gradients vanish". The right plot is more precise. Up to width 64
+# Textbooks say that without the scale "the gradients vanish". The plot on the right is more precise. Up to width 64
 # the median gradient does not fall at all; the range between the 10% and the 90% quantile grows in both
 # directions. So we also compute the mean:
 
@@ -145,8 +145,9 @@ print("mean gradient, plain: ", " ".join(f"{mean:.2f}" for mean in means))
 print("mean gradient, scaled:", " ".join(f"{mean:.2f}" for mean in means_scaled))
 _, largest, grad = plain[-1]  # d = 1024
 steepest = grad.topk(50).indices  # the tenth of the queries with the largest gradients
-print(f"d = 1024, plain: a tenth of the queries has {grad[steepest].sum() / grad.sum():.0%} of all gradient;")
-print(f"median of their largest weights: {largest[steepest].median():.2f}; of all: {largest.median():.2f}")
+share = grad[steepest].sum() / grad.sum()
+print(f"d = 1024, plain: 10% of the queries account for {share:.0%} of the sum of the gradients;")
+print(f"median largest weight: {largest[steepest].median():.2f}; of all queries: {largest.median():.2f}")
 assert plain[2][2].median() > scaled[2][2].median()  # at width 64
 assert largest[steepest].median() < 0.9 < largest.median()
 assert means[-1] > means[0] and plain[-1][2].median() < 0.02 * scaled[-1][2].median()

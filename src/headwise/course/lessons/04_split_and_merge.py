@@ -13,8 +13,8 @@ repairs: heads split by view; heads merged without a transpose
 # pieces of width $D$: head 0 gets channels $0$ to $D-1$ of *every* token, head 1 the next $D$, and so on.
 # After attention, merging puts the pieces side by side again.
 #
-# This lesson is about splitting and merging alone. They compute nothing and only move numbers, and mistakes
-# raise no error. To make them visible, each number encodes its position: 13 is token 1, channel 3.
+# This lesson is about splitting and merging alone. They compute nothing and only rearrange indices, and
+# mistakes raise no error. To make them visible, each number encodes its position: 13 is token 1, channel 3.
 
 # %%
 import torch
@@ -100,9 +100,9 @@ assert heads[h, t, d] == x.flatten()[4 * h + 8 * t + 1 * d]  # strides (4, 8, 1)
 assert wrong[h, t, d] == x.flatten()[12 * h + 4 * t + 1 * d]  # strides (12, 4, 1)
 
 # %% [markdown]
-# In the right split, the stride of the axis of heads is 4, and that of the axis of tokens is 8. In every view
-# of this memory, strides fall from the first axis to the last. Only a transpose puts a smaller stride in
-# front of a larger one.
+# In the right split, the stride of the axis of heads is 4, and that of the axis of tokens is 8. `view` of a
+# contiguous tensor always gives strides that decrease from the first axis to the last. Only a transpose puts
+# a smaller stride in front of a larger one.
 #
 # ## Merge: the same steps in reverse
 # Transpose first, then join the last two axes. Here an error can occur: to join two axes with `view`, their

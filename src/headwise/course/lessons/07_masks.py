@@ -101,7 +101,7 @@ heads.plot(0, 2)
 # To test a padding mask, write nonsense into the padding: the outputs of real positions must not change.
 
 # %%
-ids = torch.tensor([[7, 4, 9, 0, 0], [3, 8, 4, 6, 2]])  # [B, S]: numbers of words; 0 is padding
+ids = torch.tensor([[7, 4, 9, 0, 0], [3, 8, 4, 6, 2]])  # [B, S]: token ids; 0 is padding
 real = (ids != 0)[:, None, None, :]  # [B, 1, 1, S], True = a word
 print(real[:, 0, 0].int())
 
@@ -112,7 +112,7 @@ nonsense[0, 3:] = 100.0  # the padding of the first sentence
 assert torch.allclose(mha(x, mask=real)[0][0, :3], mha(nonsense, mask=real)[0][0, :3])
 assert not torch.allclose(mha(x)[0][0, :3], mha(nonsense)[0][0, :3])  # without a mask, outputs change
 
-both = hw.Mask.causal() & hw.Mask.padding([3, 5])  # a mask by rules; no matrix is made
+both = hw.Mask.causal() & hw.Mask.padding([3, 5])  # a mask defined by rules; no [T, S] tensor
 assert torch.equal(both.full(5, 5, batch=2), real & torch.ones(5, 5, dtype=torch.bool).tril())
 print(both)
 
@@ -152,9 +152,9 @@ except hw.errors.MaskError as error:
 
 # %% [markdown]
 # ## A query without any key
-# A row of the mask can be empty: for a sentence of length 0 in a batch, or the last row of the inverted mask
-# above. The softmax of no numbers is undefined, and three conventions are in use. The cell shows them for a
-# mask whose second row is empty:
+# A row of the mask can have no visible key, for example for a sentence of length 0 in a batch, or in the last
+# row of the inverted mask above. The softmax of no numbers is undefined, and three conventions are in use.
+# The cell shows them for a mask whose second row has no visible key:
 
 # %%
 mask = torch.ones(3, 3, dtype=torch.bool).tril()

@@ -138,7 +138,8 @@ assert min(widths) >= 64 and unequal == 6 and len(PRESETS) == 36
 # We measure the diversity of two heads of a layer as the mean Jensen-Shannon divergence between their
 # weights: 0 if the weights are equal, 0.693 ($\ln 2$) if the heads attend to no position in common. We
 # compare mini, the small trained model inside headwise (8 layers of 7 heads), with the same model with random
-# weights. From here on, 0.5 is head 5 of layer 0, both counted from 0.
+# weights. From here on, layer.head names a head: `5.3` is head 3 of layer 5, both counted
+# from 0.
 
 # %%
 model, tokenizer, _ = hw.models.load("mini")
@@ -181,8 +182,8 @@ assert (changes < 0.05).sum() > 45 and 0.1 < changes.max() < 0.11
 # off than the sum of the two single rises.
 #
 # We take a text that needs particular heads: random tokens, and then the same tokens again. The second copy can
-# only be predicted by copying. The plot shows the excess for all 21 pairs of heads of layer 5, against how much
-# the two heads differ.
+# only be predicted by copying. For all 21 pairs of heads of layer 5, the plot shows the rise with both off
+# minus the sum of the two single rises, against how much the two heads differ.
 
 
 # %%
@@ -236,8 +237,8 @@ assert torch.equal(other_heads[5].map.dense(), repeated_heads[5].map.dense())  #
 # at random, changed the loss by +0.053 nats per token (mean of 10 draws); the sum of their six single changes
 # is +0.047. So on average heads replaced one another only a little.
 #
-# Switching a head off sets its output to 0, and with it one term of a sum. The exercise writes attention as
-# that sum.
+# The output of the layer is a sum with one term per head. Switching a head off sets its term to 0. The
+# exercise writes attention as that sum.
 
 # %% exercise: SummedHeads
 """Multi-head attention as a sum of the contributions of its heads."""
@@ -325,6 +326,7 @@ for mha in (eight, sixteen, wide):
 # model.
 
 # %% question: You switch off each of 32 heads alone, and for 20 of them the loss hardly changes. May you remove these 20?
-# Not on this evidence. The rise of the loss without a single head does not show the rise without several: if
-# two heads do the same, the loss rises little without one of them and much without both (the plot above).
+# Not on this evidence. How much the loss rises when one head is off does not tell how much it rises when
+# several are off: if two heads do the same, it rises little with one of them off and much with both off (the
+# plot above).
 # Remove a few, measure, and continue from there, as `hw.robustness` does.

@@ -98,11 +98,12 @@ for name in ("bert-base", "smollm2-135m", "qwen3-0.6b"):  # compare the formula 
 # %%
 ratio = {PRESETS[name].title: row["H x d_k"] / row["d_model"] for name, row in table.items()}
 unequal = {title: number for title, number in ratio.items() if number != 1}
-print(f"true of {len(ratio) - len(unequal)} of {len(ratio)} models; not of:", ", ".join(unequal))
+print(f"d_model = heads x d_k holds for {len(ratio) - len(unequal)} of {len(ratio)} models, not for:")
+print(", ".join(unequal))
 
 # %% [markdown]
-# ## Is 8 heads common?
-# Eight is the number of the base model of 2017, and of examples copied from it. In larger models the number
+# ## Are 8 heads common?
+# The base model of 2017 has eight heads, and so have the examples copied from it. In larger models the number
 # of heads grows; the width of a head stays nearly the same:
 
 # %%
@@ -135,14 +136,14 @@ figure.suptitle(f"Sizes of the attention layers of {len(table)} models")
 # Some models have eight heads (orange), but most do not. The list contains well-known models and is not a
 # random sample, so the counts hold only for this list.
 #
-# To read a configuration, start from $d_k$, 64 or 128: then the width determines the number of heads. Very
-# narrow heads give a higher loss. We trained 18 small models that differ only in the number of heads. Those
+# To read a configuration, start from $d_k$, which is nearly always 64 or 128: the width then determines the
+# number of heads. Very narrow heads give a higher loss. We trained 18 small models that differ only in the number of heads. Those
 # with heads of 16 and of 8 channels had a clearly higher loss at the end than those with heads of 32; for 64,
 # 128 and 256 channels there was no clear difference. (Narrow heads also had fewer pairs of channels for RoPE.
 # All numbers are in "What heads do, measured" in the documentation.)
 #
 # ## Keys and values
-# The second property concerns keys: in the older models there are as many heads of keys as of queries.
+# The second property concerns keys: in the older models there are as many KV heads as query heads.
 
 # %%
 causal = {name: row for name, row in table.items() if row["cache"]}
