@@ -79,7 +79,7 @@ def markdown(rows: Sequence[RoleEffect]) -> str:
         cells = (
             row.relation,
             ", ".join(f"{layer}.{head}" for layer, head in row.heads),
-            row.behaviour,
+            row.title,
             f"{row.margin:.2f} ({row.accuracy:.2f})",
             f"{row.off:.2f} ({row.off_accuracy:.2f})",
             f"{row.change:+.2f}, {row.low:+.2f} to {row.high:+.2f}",

@@ -356,24 +356,29 @@ def an_effect(**changes: Any) -> RoleEffect:
         (
             {"draws": (-1.0, 0.0, 0.1)},
             "no more than others",
-            "; 1 of 3 random choices of heads lower it as much, so this is no effect of the role.",
+            "; 1 of 3 random choices of heads lower it as much, so the effect is not specific to this role.",
         ),
         (
             {"more_high": 0.1},
             "no more than others",
-            "; 3 random choices of heads lower it as much on average, so this is no effect of the role.",
+            "; on average, 3 random choices of heads lower it as much, so the effect is not specific to this "
+            "role.",
         ),
         (
             {"high": 0.1},
             "no effect",
             "No effect: switching off 15.7 changes the margin from 2.00 to 1.00 nats",
         ),
-        ({"change": -0.09, "low": -0.1, "high": -0.08}, "no effect", "by -0.10 to -0.08."),
+        (
+            {"change": -0.09, "low": -0.1, "high": -0.08},
+            "no effect",
+            "95% interval of the change: -0.10 to -0.08.",
+        ),
         ({"low": 0.1, "high": 0.3, "change": 0.2}, "raised", "Switching off 15.7 raises the margin from"),
         (
             {"margin_low": -0.1},
             "not able",
-            "The whole model does not do this (2.00 nats, -0.10 to 2.30; accuracy",
+            "the model does not show this behaviour (margin 2.00 nats, 95% interval -0.10 to 2.30; accuracy",
         ),
         ({"pairs": 7}, "too few prompts", "7 pairs can be used with this tokenizer"),
         ({"draws": (), "more_high": math.nan}, "no others", "; the layer has no other heads to compare with"),
@@ -439,5 +444,5 @@ def test_dropout_in_a_part_of_the_model_is_refused() -> None:
     [("{", "JSONDecodeError"), ("[]", "TypeError"), ('{"effects": [{}]}', "KeyError: 'relation'")],
 )
 def test_another_text_is_no_effects(text: str, message: str) -> None:
-    with pytest.raises(ArgumentError, match=f"text must be of RoleEffects.to_json: {message}"):
+    with pytest.raises(ArgumentError, match=f"text must be the output of RoleEffects.to_json: {message}"):
         RoleEffects.from_json(text)

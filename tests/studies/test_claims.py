@@ -218,6 +218,8 @@ def test_effects_are_kept_role_by_role_and_gone_on_with(
     assert "verb > auxiliary (not found), form after" in capsys.readouterr().out
     assert effects.main(["--table", *out]) == 0
     captured = capsys.readouterr().out
-    assert "### tiny" in captured and "| relative pronoun > antecedent | 1.1 | number after who |" in captured
+    assert (
+        "### tiny" in captured and '| relative pronoun > antecedent | 1.1 | number after "who" |' in captured
+    )
     with pytest.raises(SystemExit):
         effects.main([])

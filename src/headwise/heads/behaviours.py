@@ -399,6 +399,21 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
 # Effects of switching off the heads of a role
 
 
+TITLES = {  # of the behaviours whose names do not explain themselves; results are stored under the names
+    "whom a pronoun means": "antecedent of a pronoun",
+    "whose it is": "possessor",
+    "number of a sheep": "number, invariant noun",
+    "which adjective": "adjective of a noun",
+    "what became of an object": "state of an object",
+    "where a thing is": "place of an object",
+    "number after who": 'number after "who"',
+    "number after and": 'number after "and"',
+}
+KINDS = {  # kinds of verdicts that need more words
+    "not able": "model not able",
+    "no others": "no other heads to compare with",
+    "no more than others": "no more than other heads",
+}
 WIDTH = 80  # columns of a terminal
 FEWEST = 8  # pairs of prompts needed for a verdict
 LEAST = 0.05  # share of the margin: a smaller change is no effect, whatever its interval
@@ -411,7 +426,7 @@ class RoleEffect:
     """One behaviour with the heads of one role on and off; numbers as described above.
 
     Attributes:
-        relation, behaviour: which role, and what was asked.
+        relation, behaviour: the names of the role and of the behaviour.
         heads: (layer, head) of those switched off.
         left_on: heads of the role that stayed on: half of a layer's heads at most is switched off.
         pairs: pairs of prompts that were asked.
@@ -445,6 +460,11 @@ class RoleEffect:
     more_low: float
     more_high: float
     every_draw: bool
+
+    @property
+    def title(self) -> str:
+        """The name of the behaviour as tables show it."""
+        return TITLES.get(self.behaviour, self.behaviour)
 
     @property
     def as_much(self) -> int:
@@ -485,21 +505,22 @@ class RoleEffect:
         some = (
             f"{self.as_much} of {draws} lower it as much"
             if self.as_much
-            else f"{draws} lower it as much on average"
+            else f"on average, {draws} lower it as much"
         )
         lowers = f"Switching off {heads} lowers the margin {numbers}"
         sentences = {
             "too few prompts": f"{self.pairs} pairs can be used with this tokenizer: too few to measure "
             "an effect.",
-            "not able": f"The whole model does not do this ({self.margin:.2f} nats, {self.margin_low:.2f} to "
-            f"{self.margin_high:.2f}; accuracy {self.accuracy:.2f}), so no effect can be measured.",
-            "no effect": f"No effect: switching off {heads} changes the margin {numbers}, by "
-            f"{self.low:+.2f} to {self.high:+.2f}.",
+            "not able": "With all heads on, the model does not show this behaviour (margin "
+            f"{self.margin:.2f} nats, 95% interval {self.margin_low:.2f} to {self.margin_high:.2f}; "
+            f"accuracy {self.accuracy:.2f}), so no effect can be measured.",
+            "no effect": f"No effect: switching off {heads} changes the margin {numbers}; 95% interval of "
+            f"the change: {self.low:+.2f} to {self.high:+.2f}.",
             "raised": f"Switching off {heads} raises the margin {numbers}; "
             f"{self.as_much} of {draws} raise it less.",
             "no others": f"{lowers}; the layer has no other heads to compare with, "
             "so the effect cannot be attributed to this role.",
-            "no more than others": f"{lowers}; {some}, so this is no effect of the role.",
+            "no more than others": f"{lowers}; {some}, so the effect is not specific to this role.",
             "effect": f"{lowers}; none of {draws} lowers it as much.",
         }
         return sentences[self.kind]
@@ -530,7 +551,8 @@ class RoleEffects(Sequence[RoleEffect]):
 
     def __repr__(self) -> str:
         kinds = Counter(row.kind for row in self.rows)
-        return f"RoleEffects({', '.join(f'{kind}: {count}' for kind, count in kinds.items()) or 'none'})"
+        counts = ", ".join(f"{KINDS.get(kind, kind)}: {count}" for kind, count in kinds.items())
+        return f"RoleEffects({counts or 'none'})"
 
     def __str__(self) -> str:
         """Return a table of at most 80 columns, then each row's sentence."""
@@ -538,7 +560,7 @@ class RoleEffects(Sequence[RoleEffect]):
             return "No role was found, so there are no heads to switch off."
         lines = []
         if self.rows:
-            width = max(len(row.behaviour) for row in self.rows)
+            width = max(len(row.title) for row in self.rows)
             lines.append(
                 f"{'behaviour':{width}} {'margin':>6} {'off':>6} {'change, 95%':>20} {'draws':>12} as much"
             )
@@ -547,11 +569,11 @@ class RoleEffects(Sequence[RoleEffect]):
                 draws = f"{min(row.draws):+.2f} {max(row.draws):+.2f}" if row.draws else "-"
                 share = f"{row.as_much}/{len(row.draws)}"
                 lines.append(
-                    f"{row.behaviour:{width}} {row.margin:6.2f} {row.off:6.2f} {change:>20} {draws:>12} "
+                    f"{row.title:{width}} {row.margin:6.2f} {row.off:6.2f} {change:>20} {draws:>12} "
                     f"{share:>7}"
                 )
         for row in self.rows:
-            text = f"{row.relation}, {row.behaviour} ({2 * row.pairs} prompts): {row.verdict}"
+            text = f"{row.relation}, {row.title} ({2 * row.pairs} prompts): {row.verdict}"
             lines += ["", *textwrap.wrap(text, WIDTH)]
         notes = []
         if self.unasked:
@@ -601,7 +623,8 @@ class RoleEffects(Sequence[RoleEffect]):
             return cls([RoleEffect(**row) for row in rows], data["unasked"], data["method"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ArgumentError(
-                f"text must be of RoleEffects.to_json: {type(error).__name__}: {error}; measure them again"
+                f"text must be the output of RoleEffects.to_json: {type(error).__name__}: {error}; measure "
+                "the effects again"
             ) from error
 
     def to_pandas(self) -> pandas.DataFrame:

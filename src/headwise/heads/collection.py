@@ -15,7 +15,7 @@ from ..errors import ArgumentError, nearest, needed
 from . import heads_files
 from .joint_measurement import DeferredCalls
 from .layer import ENTRIES, POSITIONS, Head, LayerHeads, Unheard
-from .layer_names import ByLayer, Layer, names_of, stacks
+from .layer_names import ByLayer, Layer, names_of, path_in_words, stacks
 from .record import Marks, Record
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Heads(ByLayer[LayerHeads]):
     """Every head that was watched, by layer: its module path, or its number if there is one stack.
 
     Attributes:
-        unheard: the layers that compute attention, or may compute it, and were not heard. Each is an
+        unheard: the layers that compute attention, or may compute it, and were not measured. Each is an
             `Unheard`: the module's path, the name of its class, how many softmaxes ran in it, and why its
             weights cannot be read.
 
@@ -132,7 +132,7 @@ class Heads(ByLayer[LayerHeads]):
         heads.take(record)
 
     def miss(self, unheard: Unheard) -> None:
-        """Record a layer that was not heard in a forward."""
+        """Record a layer whose attention was not measured in a forward."""
         for index, entry in enumerate(self.unheard):
             if entry.path == unheard.path:
                 total, reason = entry.softmaxes + unheard.softmaxes, entry.reason or unheard.reason
@@ -165,7 +165,9 @@ class Heads(ByLayer[LayerHeads]):
     def __repr__(self) -> str:
         layers, heads = len(self), sum(len(layer) for layer in self.values())
         text = f"{layers} layer{'' if layers == 1 else 's'}, {heads} head{'' if heads == 1 else 's'}"
-        return f"Heads({text}{f'; {len(self.unheard)} not heard' if self.unheard else ''})"
+        missed = len(self.unheard)
+        more = f"; {missed} layer{'' if missed == 1 else 's'} not measured" if missed else ""
+        return f"Heads({text}{more})"
 
     # Reading
 
@@ -208,18 +210,18 @@ class Heads(ByLayer[LayerHeads]):
             layer = self[name]
             if type(number) is not int or not -len(layer) <= number < len(layer):
                 raise ArgumentError(
-                    f"chosen must name heads that {layer.place} has: got head {number!r} of {len(layer)}; "
-                    f"give 0{f' to {len(layer) - 1}' if len(layer) > 1 else ''}"
+                    f"chosen must name heads that {path_in_words(layer.place)} has: got head {number!r} of "
+                    f"{len(layer)}; give 0{f' to {len(layer) - 1}' if len(layer) > 1 else ''}"
                 )
             wanted.add((layer.place, number % len(layer)))
         return [head for head in all_heads if (head.path, head.head) in wanted]
 
     def words(self, call: Record, batch: int = 0) -> list[str] | None:
-        """Return the names of a call's keys: `tokens`, if it is known that the call read this text.
+        """Return the tokens of a call's keys (`heads.tokens`); None if it may have read another text.
 
-        The queries of the call are the last tokens of the same text. If token ids of any text are known, ids
-        are compared and not lengths: an encoder and a decoder, or two forwards, may read different texts of
-        the same length.
+        The queries of the call are the last tokens of the same text. If token ids are known, a call belongs
+        to the text with the same ids, not to one of the same length: an encoder and a decoder, or two
+        forwards, may read different texts of the same length.
 
         Args:
             call: one of a layer's calls.
@@ -273,8 +275,8 @@ class Heads(ByLayer[LayerHeads]):
         if score not in measured:
             if entry is not None:
                 raise ArgumentError(
-                    f"the score {score!r} of {name!r} was not measured: token patterns need input_ids, and "
-                    "for long texts watch(model, patterns=True)"
+                    f"name must be a label that was measured: got {name!r}, whose score {score!r} was not; "
+                    "pass input_ids to the model, and for long texts use watch(model, patterns=True)"
                 )
             raise ArgumentError(
                 f"name must be a label or a statistic that was measured: got {name!r}; "
@@ -338,8 +340,8 @@ class Heads(ByLayer[LayerHeads]):
         Args:
             layer: draw only the heads of this layer; with `head`, only this head.
             batch: which sequence.
-            query_tokens: names of the queries, and key_tokens: names of the keys, instead of `tokens`; for
-                example in cross-attention.
+            query_tokens: names of the queries instead of `heads.tokens`, for example in cross-attention.
+            key_tokens: names of the keys, likewise.
             written: draw weights times the norm of what the head writes for that key (Kobayashi 2020); for a
                 layer or a head this is drawn beside the weights. Needs `watch(model, written=True)`.
             text: what the model read, for the title.
@@ -504,10 +506,10 @@ class Heads(ByLayer[LayerHeads]):
         """Return an interactive page of all heads as one HTML file: maps, labels, statistics.
 
         The page opens from disk and loads nothing. Texts and names are escaped. If writing fails, no partial
-        file is left. Weights are exact within 1% or 1e-4. Maps of up to 256 positions a side are exact,
-        longer maps have 128 x 128 cells, and fewer cells if all maps together would have more than 2^24 cells
-        (about 12 MB). Padding is left out. Steps of generation are joined into one map if they were kept
-        (`watch(model, keep=True)`).
+        file is left. Weights are stored with an error of at most 1% or 1e-4, whichever is larger. Maps of up
+        to 256 queries and keys have every weight. Longer maps have 128 x 128 cells, and fewer cells if all
+        maps together would have more than 2^24 cells (about 12 MB). Padding is left out. Steps of generation
+        are joined into one map if they were kept (`watch(model, keep=True)`).
 
         Args:
             batch: which sequence of the last forward; None: all, and the reader of the page chooses one.
@@ -519,8 +521,8 @@ class Heads(ByLayer[LayerHeads]):
                 `changes` can compare the two, the page shows which heads changed, in at most 8 such
                 comparisons.
             finer: (layer, head) of heads that get 512 x 512 cells and their 64 largest weights, if maps are
-                not exact. By default the strongest head of each label, at most 8, if maps were kept.
-            outputs: the heads' outputs from `headwise.collect` in the same run; shown if maps are exact.
+                pooled. By default the strongest head of each label, at most 8, if maps were kept.
+            outputs: the heads' outputs from `headwise.collect` in the same run; shown if maps are not pooled.
             effects: a result of `headwise.effects`: what switching off each head does.
             corpus: a result of `headwise.survey`: heads over many documents; the page is then coloured by it.
             training: a result of `headwise.models.specialisation`: the heads at checkpoints of the training.

@@ -24,6 +24,7 @@ from ..engines.scores import own_precision, tile_dtype
 from ..errors import ArgumentError, ShapeError
 from ..map import AttentionMap
 from ..masks import Mask
+from .layer_names import path_in_words
 from .measures import weights_in_blocks
 
 if TYPE_CHECKING:
@@ -88,9 +89,9 @@ def jensen_shannon(map: AttentionMap, *, smooth: float = 0.0, queries: int | Non
 def attention_overlap(map: AttentionMap, *, queries: int | None = None) -> Tensor:
     """Return the overlap of heads' weights: the mean over queries of sum_j p_ij^a p_ij^b.
 
-    The element-wise product of Li 2018 (disagreement on attended positions: minus its mean over pairs). 1
-    means that both heads attend to one key per query, and to the same one. So the diagonal is 1 only for a
-    head that attends to a single key per query.
+    It is the element-wise product in Li 2018; their disagreement on attended positions is minus its mean over
+    pairs of heads. 1 means that both heads attend to one key per query, and to the same one. So the diagonal
+    is 1 only for a head that attends to a single key per query.
 
     Args:
         map: [B, H, T, S].
@@ -384,8 +385,8 @@ class Diversity:
     def _distances(self) -> Tensor:
         if self.distances is None:
             raise ArgumentError(
-                f"heads must be compared across layers for this: there are {len(self.attention)} layers; use "
-                "diversity(heads, across=True)"
+                f"diversity must be measured across layers: it was within each of {len(self.attention)} "
+                "layers; use diversity(heads, across=True)"
             )
         return self.distances
 
@@ -511,11 +512,12 @@ def _attention(layer: LayerHeads, smooth: float, queries: int | None) -> Tensor:
         return between
     if any("attention" in call.pairs for call in layer.calls):
         raise ArgumentError(
-            f"maps must have been kept for smooth={smooth}, queries={queries}: {layer.path} was measured "
-            f"with smooth=0.0, queries={QUERIES}; use watch(model, keep=True), or leave these out"
+            f"maps must have been kept for smooth={smooth}, queries={queries}: {path_in_words(layer.path)} "
+            f"was measured with smooth=0.0, queries={QUERIES}; use watch(model, keep=True), or leave these "
+            "out"
         )
     raise ArgumentError(
-        f"maps must have been kept, or diversity measured: {layer.path} was called with "
+        f"maps must have been kept, or diversity measured: {path_in_words(layer.path)} was called with "
         f"{list(layer.calls[-1].shape)}; use watch(model, diversity=True) or keep=True"
     )
 

@@ -81,8 +81,8 @@ def fill(heads: Heads, path: str | os.PathLike[str]) -> None:
             header = json.loads((file.metadata() or {}).get("headwise", "{}"))
             if header.get("format") != FORMAT:
                 raise ArgumentError(
-                    f"path must be a file of heads.save: {str(file_path)!r} is {header.get('format')!r}, not "
-                    f"{FORMAT!r}; save it again"
+                    f"path must be a file written by heads.save: the format of {str(file_path)!r} is "
+                    f"{header.get('format')!r}, not {FORMAT!r}; save it again"
                 )
             heads.tokens, heads.title = header["tokens"], header["title"]
             unheard = header.get("unheard", [])  # older files have none

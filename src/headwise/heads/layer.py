@@ -16,7 +16,7 @@ from torch import Tensor
 from ..engines.statistics import ROW_STATISTICS, Statistics
 from ..errors import ArgumentError
 from ..map import AttentionMap
-from .layer_names import Layer
+from .layer_names import Layer, path_in_words
 from .record import PATTERNS, WRITTEN, Record
 
 POSITIONS = ("distance", "previous", "itself", "next", "local")  # meaningless if keys are of another text
@@ -54,9 +54,9 @@ LABELS: tuple[Entry, ...] = (
         0.4,
         "attends to the token that followed an earlier copy of the current token, so it can "
         "continue a repetition",
-        "Olsson 2022; 0.4 is the threshold of ARENA's exercises for the mean weight on the stripe of random "
-        "tokens said twice; this is that mean on any text, over the queries that have a copy to look for; "
-        "how many of them it takes is ours",
+        "Olsson 2022. The threshold 0.4 is that of the ARENA exercises for the mean weight on the induction "
+        "stripe of a repeated random sequence. Here the mean is taken on any text, over the queries whose "
+        "token occurred before. The required number of such queries is our choice.",
         queries=8,
     ),
     Entry(
@@ -64,7 +64,7 @@ LABELS: tuple[Entry, ...] = (
         "duplicate_token",
         0.4,
         "attends to earlier copies of the current token",
-        "Wang 2022; the threshold is that of induction, which is measured alike",
+        "Wang 2022. The threshold is that of induction, which is measured in the same way.",
         queries=8,
     ),
     Entry(
@@ -72,49 +72,53 @@ LABELS: tuple[Entry, ...] = (
         "previous",
         0.5,
         "attends to the token just before the current one",
-        "Clark 2019, section 3.1; 0.5 is its threshold for heads of position",
+        "Clark 2019, section 3.1, which also uses 0.5 for heads that attend by position.",
     ),
     Entry(
         "next-token",
         "next",
         0.5,
         "attends to the token just after the current one",
-        "Clark 2019, section 3.1; 0.5 is its threshold for heads of position",
+        "Clark 2019, section 3.1, which also uses 0.5 for heads that attend by position.",
     ),
     Entry(
         "self",
         "itself",
         0.5,
         "attends to the current token itself",
-        "Clark 2019, section 3.1; 0.5 is its threshold for heads of position",
+        "Clark 2019, section 3.1, which also uses 0.5 for heads that attend by position.",
     ),
     Entry(
         "sink",
         "first",
         0.6,
         "puts most of its weight on the first token, whatever token that is (an attention sink)",
-        "Xiao 2024, Gu 2024; Gu counts heads from 0.3 on, which may still do something else with the rest",
+        "Xiao 2024, Gu 2024. Gu 2024 uses 0.3; such a head may still use its other weight for something "
+        "else.",
     ),
     Entry(
         "special-token",
         "special",
         0.6,
         "puts most of its weight on special tokens, such as those that mark the start and end of a text",
-        "Clark 2019, section 3.2; 0.6 is its threshold; over the queries that see one",
+        "Clark 2019, section 3.2, which also uses 0.6. The mean is over the queries that see a special "
+        "token.",
     ),
     Entry(
         "punctuation",
         "punctuation",
         0.5,
         "attends to punctuation, such as full stops and commas",
-        "Clark 2019, section 3.2; 0.5 as for heads of position; over the queries that see one",
+        "Clark 2019, section 3.2. The threshold is that of heads that attend by position. The mean is over "
+        "the queries that see punctuation.",
     ),
     Entry(
         "broad",
         "spread",
         0.9,
         "spreads its weight almost evenly: its entropy is at least 90% of the largest possible",
-        "Clark 2019, section 3.3, there 3.8 nats (0.78 of log 128); relative, so that it fits any length",
+        "Clark 2019, section 3.3, uses 3.8 nats (0.78 log 128). The threshold here is relative, so that it "
+        "applies to any length.",
         general=True,
     ),
     Entry(
@@ -123,7 +127,7 @@ LABELS: tuple[Entry, ...] = (
         0.8,
         "attends mostly to the 8 nearest tokens: farther ones get at most 20% of what uniform attention "
         "gives them",
-        "Sukhbaatar 2019 on how short most heads' reach is; the threshold is ours",
+        "Sukhbaatar 2019: most heads attend to near tokens only. The threshold is our choice.",
         general=True,
     ),
 )
@@ -295,7 +299,9 @@ class LayerHeads:
                 return measured[name]
             option = "patterns=True" if name in PATTERNS else f"statistics=[{name!r}]"
             option = "written=True" if name in WRITTEN else option
-            raise AttributeError(f"{name} was not measured in {self.path}; use watch(model, {option})")
+            raise AttributeError(
+                f"{name} was not measured in {path_in_words(self.path)}; use watch(model, {option})"
+            )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _over_calls(self, name: str) -> Tensor:
@@ -322,8 +328,8 @@ class LayerHeads:
         maps = [call.map for call in self.calls if call.map is not None]
         if not maps:
             raise ArgumentError(
-                f"no map of {self.path} was kept, the last of a call {list(self.calls[-1].shape)}; use "
-                "watch(model, keep=True), or look at .pooled"
+                f"heads must have maps: {path_in_words(self.path)} kept none, and its last call was "
+                f"{list(self.calls[-1].shape)}; use watch(model, keep=True), or .pooled"
             )
         return maps[-1]
 
@@ -337,7 +343,8 @@ class LayerHeads:
         pooled_maps = [call.pooled for call in self.calls if call.pooled is not None]
         if not pooled_maps:
             raise ArgumentError(
-                f"pooled maps must have been computed: none in {self.path}; use watch(model, pooled=128)"
+                f"pooled maps must have been computed: none in {path_in_words(self.path)}; use "
+                "watch(model, pooled=128)"
             )
         return pooled_maps[-1]
 
@@ -356,7 +363,10 @@ class LayerHeads:
             IndexError: no such head.
         """
         if not -self.num_heads <= head < self.num_heads:
-            raise IndexError(f"head must be between 0 and {self.num_heads - 1}: got {head} in {self.path}")
+            raise IndexError(
+                f"head must be between 0 and {self.num_heads - 1}: got {head} in {path_in_words(self.path)}; "
+                "choose one of those"
+            )
         return list(self)[head]
 
     def __iter__(self) -> Iterator[Head]:

@@ -101,24 +101,37 @@ def resolve(layer: Layer, paths: Sequence[str]) -> str:
     if layer < 0 and numbered:
         layer = {rank - len(numbered): number for rank, number in enumerate(numbered)}.get(layer, layer)
     if layer not in numbered:
-        raise ArgumentError(f"layer must be one of {_span(numbered)}: got {layer}; {_some(paths)}")
+        raise ArgumentError(f"layer must be {_span(numbered)}: got {layer}; {_some(paths)}")
     return numbered[layer]
 
 
 def _span(numbers: Iterable[int]) -> str:
-    """Return numbers as text, as a range where possible."""
+    """Return "one of" the numbers as text, as a range where possible, or the only number."""
     ordered = sorted(numbers)
+    if len(ordered) == 1:
+        return str(ordered[0])
     if ordered and ordered == list(range(ordered[0], ordered[-1] + 1)):
-        return f"{ordered[0]} to {ordered[-1]}"
-    return ", ".join(map(str, ordered)) or "none (nothing was measured)"
+        return f"one of {ordered[0]} to {ordered[-1]}"
+    return f"one of {', '.join(map(str, ordered))}" if ordered else "a layer that was measured"
 
 
 def _some(paths: Sequence[str]) -> str:
     """Return some of the paths as text, for error messages."""
     if not paths:
         return "run the model inside the watch block first, and check that it has attention"
-    shown = ", ".join(paths[:4])
-    return f"there are {shown}{f' and {len(paths) - 4} more' if len(paths) > 4 else ''}"
+    shown = ", ".join(map(path_in_words, paths[:4]))
+    more = f" and {len(paths) - 4} more" if len(paths) > 4 else ""
+    return f"there {'is' if len(paths) == 1 else 'are'} {shown}{more}"
+
+
+def path_in_words(path: str) -> str:
+    """Return a module path for a sentence; that of the model itself is empty, and gets a name.
+
+    Example:
+        >>> path_in_words("layers.0.attn"), path_in_words(""), path_in_words("#1")
+        ('layers.0.attn', 'the model itself', 'the model itself#1')
+    """
+    return path if path and path[0] != "#" else f"the model itself{path}"
 
 
 def names_of(paths: Sequence[str]) -> dict[str, Layer]:

@@ -203,7 +203,7 @@ def _labels(map: AttentionMap, tokens: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def induction_stripe(map: AttentionMap, period: int) -> Tensor:
-    """Return the mean weight on the token after the last copy, where the input repeats with a period.
+    """Return the mean weight on the token after the previous copy, for an input that repeats with a period.
 
         mean over i >= period - 1 of p_(i, i + 1 - period)
 
@@ -229,8 +229,8 @@ def induction_stripe(map: AttentionMap, period: int) -> Tensor:
     S = map.shape[3]
     if not 1 <= period <= S:
         raise ArgumentError(
-            f"period must be between 1 and key_len: got {period} of {S}; it is the length of the repeated "
-            "part"
+            f"period must be between 1 and key_len: got period={period} with key_len={S}; it is the length "
+            "of the repeated part"
         )
     back = period - 1
     mass = map.mass(Mask(left=back, right=-back), per="query")  # one key a query
@@ -295,7 +295,9 @@ def sink(map: AttentionMap, key: int = 0) -> Tensor:
     """
     S = map.shape[3]
     if not 0 <= key < S:
-        raise ArgumentError(f"key must lie inside the sequence: got {key} of {S}; 0 is the first real key")
+        raise ArgumentError(
+            f"key must lie inside the sequence: got key={key} with key_len={S}; 0 is the first real key"
+        )
     real = map.real_keys
     chosen = first_keys(real, key + 1) & ~first_keys(real, key)  # [B, S], one True a sequence at most
     mass = map.mass(Mask.padding(chosen), per="query")

@@ -37,7 +37,26 @@ SURE = 1.96  # standard errors: 95% of a normal distribution lies within
 MOVES = 0.5  # of pairs in which only the pronoun differs must be right both times
 FORMAT = "headwise roles 1"
 
+OF_CLASS = "word of its class"  # in the names of rules, if related words are of several classes
 OFFSET = " words"  # the end of the names of rules that are offsets
+
+
+def rule_in_words(rule: str) -> str:
+    """Return the name of a rule as a phrase for a sentence.
+
+    Example:
+        >>> rule_in_words("-1 words"), rule_in_words("+4 words")
+        ('the previous word', 'the word 4 positions later')
+        >>> rule_in_words("the nearest word of its class before")
+        "the nearest word of the related word's class before the word"
+    """
+    if rule.endswith(OFFSET):
+        offset = int(rule.removesuffix(OFFSET))
+        if abs(offset) == 1:
+            return "the previous word" if offset < 0 else "the next word"
+        return f"the word {abs(offset)} positions {'earlier' if offset < 0 else 'later'}"
+    phrase = rule.replace(OF_CLASS, "word of the related word's class")
+    return f"{phrase} the word" if phrase.endswith((" before", " after")) else phrase
 
 
 Default = TypeVar("Default")
@@ -92,12 +111,15 @@ class Role:
         if self.found:
             return "found"
         if best == 1:
-            return f"not found: {self.rule} is always right"
+            return f"not found: {rule_in_words(self.rule)} is always right"
         if self.margin < MARGIN:
-            return f"not found: {self.rule} has {best:.2f}"
+            return f"not found: {rule_in_words(self.rule)} is right in {best:.0%} of cases"
         if self.moves is not None and self.moves < MOVES:
-            return f"not found: follows the pronoun in {self.moves:.2f} of pairs"
-        return "not found: may be chance"
+            return (
+                f"not found: the head is right in both sentences of {self.moves:.0%} of the pairs that "
+                "differ only in the pronoun"
+            )
+        return "not found: the difference from the best rule may be chance"
 
 
 class Roles(Mapping[str, Role]):
@@ -252,8 +274,8 @@ class Roles(Mapping[str, Role]):
             data = json.loads(text)
             if data["format"] != FORMAT:
                 raise ArgumentError(
-                    f"text must be of Roles.to_json: its format is {data['format']!r}, not {FORMAT!r}; "
-                    "measure them again"
+                    f"text must be the output of Roles.to_json: its format is {data['format']!r}, not "
+                    f"{FORMAT!r}; measure the roles again"
                 )
             scores = {
                 name: torch.tensor([[math.nan if x is None else x for x in row] for row in rows])
@@ -266,7 +288,8 @@ class Roles(Mapping[str, Role]):
             raise
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ArgumentError(
-                f"text must be of Roles.to_json: {type(error).__name__}: {error}; measure them again"
+                f"text must be the output of Roles.to_json: {type(error).__name__}: {error}; measure the "
+                "roles again"
             ) from error
 
 
@@ -347,7 +370,7 @@ def _cases(places: Sequence[Place], sentences: Sequence[Sentence], hits: Tensor,
             # of two equally near words, a rule takes always the one before or always the one after
             correct[rule].append((float(target in targets[:1]), float(target in targets[-1:])))
     kinds = {sentences[number].classes[target] for number, _, target in places}
-    kind = kinds.pop() if len(kinds) == 1 else "word of its class"
+    kind = kinds.pop() if len(kinds) == 1 else OF_CLASS
     offsets = torch.tensor([target - source for _, source, target in places])
     rules = {f"{offset:+d}{OFFSET}": (offsets == offset).float() for offset in offsets.unique().tolist()}
     for rule, results in correct.items():
@@ -421,7 +444,8 @@ def judge(
         if causal and max(counts) == 0:
             unasked[name] = "since the model does not look ahead"
         elif min(counts) < ENOUGH:
-            unasked[name] = f"since there are only {counts[0]} and {counts[1]} cases, not {ENOUGH}"
+            few = f"{counts[0]} to choose the head, {counts[1]} to test it; each needs {ENOUGH}"
+            unasked[name] = f"since there are too few cases ({few})"
         else:
             choosing, judging = (
                 _cases(

@@ -28,7 +28,7 @@ from torch import Tensor
 from ..errors import ArgumentError
 from ..map import AttentionMap
 from .layer import Label
-from .layer_names import Layer
+from .layer_names import Layer, path_in_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -233,8 +233,8 @@ def _call(layer: LayerHeads) -> tuple[Record, AttentionMap]:
     pairs = [(call, call.map) for call in layer.calls if call.map is not None]
     if not pairs:
         raise ArgumentError(
-            f"heads must have maps: {layer.path} was called with {list(layer.calls[-1].shape)} and kept "
-            "none; use watch(model, keep=True)"
+            f"heads must have maps: {path_in_words(layer.path)} was called with "
+            f"{list(layer.calls[-1].shape)} and kept none; use watch(model, keep=True)"
         )
     return next((pair for pair in reversed(pairs) if pair[0].marks is not None), pairs[-1])
 
@@ -406,8 +406,8 @@ def _check_same_model(before: Heads, after: Heads) -> None:
         mine, theirs = (size.get(path, 0) for size in sizes)
         if mine != theirs:
             raise ArgumentError(
-                f"other must be of the same model: {path} has {mine} heads here and {theirs} there; watch "
-                "one model on both texts"
+                f"other must be of the same model: {path_in_words(path)} has {mine} heads here and {theirs} "
+                "there; watch one model on both texts"
             )
 
 
