@@ -394,7 +394,7 @@ class Mask(RuleFacts):
     def bound_alike(self, numbers: Changes, query_len: int, key_len: int) -> Mask:
         """Return what `bind` would return, from the numbers of an earlier bound mask with the same sizes.
 
-        Nothing is checked. It is for tensors whose values no check would read.
+        Nothing is checked. Use it only if `bind` would not read the values of the tensors.
         """
         mine: Changes = self.__dict__
         values: Changes = {}

@@ -275,7 +275,7 @@ def hidden_is_endless(x: Tensor) -> Tensor:
 
 
 def by_offset(values: Tensor, first: int, rows: int, columns: int) -> Tensor:
-    """Return the [H, t, s] of values [H, R] for queries and keys that follow each other by one position.
+    """Expand a bias by offset, [H, R], to a tile [H, t, s] of consecutive queries and keys.
 
     All numbers along a diagonal are equal, so every row is a slice of one vector of t + s - 1 numbers; the
     last query's row is the first slice.

@@ -515,7 +515,7 @@ def test_half_letters_and_texts_of_one_token_are_no_trouble(small: Pretrained) -
     for at, text in enumerate(["\ud800", "t", "</script>\u202e\0", "word " * 9]):
         Measure(small, max_tokens=3).add(Document(f"d{at}", "d", at, at, text), messages)
     assert messages.documents[0]["error"].startswith(
-        "text must be valid Unicode: got half a letter, '\\ud800'"
+        "text must be valid Unicode: got a lone surrogate, '\\ud800'"
     )
     assert [row["tokens"] for row in messages.documents] == [None, 2, 3, 3]
     assert messages.documents[3]["found"] > 3

@@ -385,7 +385,7 @@ def test_wrong_arguments_are_named_at_once() -> None:
         ("pairs: got 1 among them", (model, (1, 2))),
         ("layer must be one of 0 to 1: got 7", (model, [(7, 0)])),
         ("got 'layers.9'; there are layers.0", (model, [("layers.9", 0)])),
-        ("#<visit>.* got 'layers.0#x'; for example 'layers.0#1'", (model, [("layers.0#x", 0)])),
+        ("#<run>.* got 'layers.0#x'; for example 'layers.0#1'", (model, [("layers.0#x", 0)])),
         *((f"head must be .* got {head!r}", (model, [(0, head)])) for head in (-1, True, 1.5, "2")),
     ):
         refused(ArgumentError, match, lambda arguments=arguments: ablate(*arguments))
@@ -400,7 +400,7 @@ def test_means_must_be_there_and_fit() -> None:
     match = r"means must be \[H, Dv\] = \[4, 7\] in layers.0: got \[4, 5\]"
     refused_inside(ShapeError, match, ablate(model, [(0, 1)], "mean", means=means), x)
     visits = {"layers.0#1": torch.zeros(4, 7)}
-    match = "means must hold every visit: layers.0 is missing"
+    match = "means must hold every run of a layer: layers.0 is missing"
     refused_inside(ArgumentError, match, ablate(model, [(0, 1)], "mean", means=visits), x)
     refused(ArgumentError, "batches must not be empty: got 0", lambda: head_means(model, []))
 
@@ -411,7 +411,12 @@ def test_outputs_to_patch_with_must_be_there_and_fit() -> None:
     refused(ArgumentError, "layers.1 is missing", lambda: patch(model, [(1, 0)], outputs))
     for kind, match, arguments, positions in (
         (ShapeError, r"= \[2, 4, 7, 7\] in layers.0: got \[2, 4, 6, 7\]", outputs, None),
-        (ArgumentError, "outputs must hold every visit: layers.0 is missing", {"layers.0#1": fitting}, None),
+        (
+            ArgumentError,
+            "outputs must hold every run of a layer: layers.0 is missing",
+            {"layers.0#1": fitting},
+            None,
+        ),
         (IndexError, "positions must lie inside .* got 7", {"layers.0": fitting}, [7]),
     ):
         refused_inside(kind, match, patch(model, [(0, 0)], arguments, positions), x)

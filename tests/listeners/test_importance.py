@@ -553,7 +553,7 @@ def test_robustness_can_be_read_kept_and_drawn() -> None:
     pytest.importorskip("matplotlib")
     figure = actual.plot()
     assert [text.get_text() for text in figure.axes[0].texts] == [
-        "one head alone:\n0.1 increases it most",
+        "one head removed:\n0.1 increases the loss most",
         "at random: mean and range of 2 orders",
         "least important first",
         "2\nall heads",

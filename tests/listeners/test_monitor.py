@@ -637,7 +637,7 @@ class OwnAttention(nn.Module):
 
 def test_layers_that_compute_their_own_weights_raise_or_are_read_or_left_out() -> None:
     model, x = OwnAttention(), torch.randn(B, T, E)
-    with pytest.raises(AttentionBypassed, match="1 layers of OwnAttention"), Monitor(model).step():
+    with pytest.raises(AttentionBypassed, match="1 layer of OwnAttention"), Monitor(model).step():
         model(x)
     read, skipped = Monitor(model, fallback="eager"), Monitor(model, fallback="skip")
     for monitor in (read, skipped):

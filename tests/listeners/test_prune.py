@@ -304,7 +304,7 @@ def test_heads_that_are_not_there_are_refused() -> None:
     refused("got 9 in the model itself, which has 2 heads", MultiHeadAttention(8, 2), [(0, 9)])
     refused("all 2 of the model itself would be removed", MultiHeadAttention(8, 2), [(0, None)])
     path = "encoder.albert_layer_groups.0.albert_layers.0.attention"
-    refused(f"every visit of a layer: got '{path}#1'", albert(), [(f"{path}#1", 0)])
+    refused(f"every run of a layer: got '{path}#1'", albert(), [(f"{path}#1", 0)])
 
 
 def test_a_part_of_a_group_is_refused_with_what_would_work() -> None:

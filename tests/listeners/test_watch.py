@@ -96,7 +96,9 @@ def test_only_what_is_asked_for_is_measured(model: Model, ids: Tensor) -> None:
     assert set(heads[0].calls[0].statistics) == {"entropy", "received"}
     with pytest.raises(ArgumentError, match=r"pooled maps must have been computed: none in layers\.0"):
         _ = heads[0].pooled
-    with pytest.raises(ArgumentError, match=r"no map of layers\.0 was kept, .* \[2, 3, 11, 11\]"):
+    with pytest.raises(
+        ArgumentError, match=r"heads must have maps: layers\.0 kept none, .* \[2, 3, 11, 11\]"
+    ):
         _ = heads[0].map
     with hw.watch(model, statistics=(), pooled=7, keep=False) as heads:
         model(ids)
@@ -161,7 +163,9 @@ def test_long_maps_are_not_kept_unless_asked(
     with hw.watch(model) as heads:
         model(ids)
     assert heads[0].calls[0].map is None
-    with pytest.raises(ArgumentError, match=r"of 'induction' was not measured: .*patterns=True"):
+    with pytest.raises(
+        ArgumentError, match=r"must be a label that was measured: got 'induction', .*patterns=True"
+    ):
         heads.find("induction")
     with hw.watch(model, keep=True) as heads:
         model(ids)
@@ -353,7 +357,7 @@ def test_files_that_are_none_of_ours_are_refused(tmp_path: Path, model: Model, i
     with pytest.raises(ArgumentError, match=r"path must be a safetensors file: .*text"):
         hw.load_heads(tmp_path / "text")
     save_file({"x": torch.zeros(2)}, tmp_path / "other")
-    with pytest.raises(ArgumentError, match=r"path must be a file of heads\.save: .*other' is None"):
+    with pytest.raises(ArgumentError, match=r"path must be a file written by heads\.save: .*other' is None"):
         hw.load_heads(tmp_path / "other")
     with hw.watch(model) as heads:
         model(ids)
@@ -411,7 +415,7 @@ def test_heads_of_all_layers_can_be_laid_out_together(model: Model, ids: Tensor)
     assert across.heads[H] == (1, 0)
     within = hw.diversity(heads[1])
     torch.testing.assert_close(across.distances[H:, H:], within.distances, rtol=1e-4, atol=1e-4)
-    with pytest.raises(ArgumentError, match="across layers for this: there are 2 layers"):
+    with pytest.raises(ArgumentError, match="measured across layers: it was within each of 2 layers"):
         hw.diversity(heads).layout()
 
 

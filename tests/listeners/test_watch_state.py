@@ -156,7 +156,7 @@ def test_a_bypassed_layer_is_told_of_in_the_thread_where_it_ran(x: Tensor) -> No
 
     with pytest.raises(hw.errors.AttentionBypassed, match="Sequential ran 2 times without any"):
         watched()
-    assert len(messages) == 2 and all("1 layers of SelfAttention (0)" in each for each in messages)
+    assert len(messages) == 2 and all("1 layer of SelfAttention (0)" in each for each in messages)
 
 
 def test_one_that_refuses_a_forward_keeps_nobody_else_in_it(x: Tensor) -> None:
@@ -172,7 +172,7 @@ def test_one_that_refuses_a_forward_keeps_nobody_else_in_it(x: Tensor) -> None:
         each.start()
     try:
         for _ in range(2):
-            with pytest.raises(hw.errors.AttentionBypassed, match="layers of SelfAttention"):
+            with pytest.raises(hw.errors.AttentionBypassed, match="1 layer of SelfAttention"):
                 outer(x)
             assert [attachment.run for attachment in active] == [None] * 3
     finally:

@@ -127,7 +127,7 @@ def test_attention_beside_attention_that_is_heard_is_not_left_out(kind: type[nn.
         with hw.watch(model):
             model(x)
 
-    with pytest.raises(hw.errors.AttentionBypassed, match=rf"1 layers of {kind.__name__} \(0\)"):
+    with pytest.raises(hw.errors.AttentionBypassed, match=rf"1 layer of {kind.__name__} \(0\)"):
         watched()
     with hw.watch(model, fallback="eager") as heads:
         model(x)

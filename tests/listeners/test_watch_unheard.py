@@ -75,9 +75,9 @@ def watched(model: nn.Module, fallback: str | None = None) -> hw.Heads:
 def test_a_softmax_that_may_be_attention_is_counted(attend: Any) -> None:
     """`log_softmax().exp()` and a softmax over columns were missed beside a layer that was heard."""
     model = beside(Mixer(attend))
-    with pytest.warns(AttentionUnheard, match=r"1 softmax operations that may be .* 1 layers of Mixer \(0\)"):
+    with pytest.warns(AttentionUnheard, match=r"1 softmax operation that may be .* 1 layer of Mixer \(0\)"):
         heads = watched(model)
-    assert heads.paths == ["1"] and repr(heads) == "Heads(1 layer, 4 heads; 1 not heard)"
+    assert heads.paths == ["1"] and repr(heads) == "Heads(1 layer, 4 heads; 1 layer not measured)"
     (missed,) = heads.unheard
     assert (missed.path, missed.kind, missed.softmaxes) == ("0", "Mixer", 1)
     assert "Layers without measurements: 0 (Mixer, 1 softmax operation" in str(heads.table())
@@ -144,7 +144,7 @@ class Packed(nn.Module):
 def test_torchs_function_behind_its_module_is_refused_by_name_or_read() -> None:
     """`F.multi_head_attention_forward` in a class of another name was missed beside a layer that is heard."""
     model = beside(Packed())
-    with pytest.raises(AttentionBypassed, match=r"1 layers of Packed \(0\) compute.*fallback='eager'"):
+    with pytest.raises(AttentionBypassed, match=r"1 layer of Packed \(0\) computes.*fallback='eager'"):
         watched(model)
     heads = watched(model, "eager")
     assert heads.paths == ["0", "1"]

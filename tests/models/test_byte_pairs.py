@@ -219,7 +219,7 @@ def test_the_unknown_token_of_a_unigram_is_known() -> None:
 
 
 def test_halves_of_letters_and_ids_that_are_none_are_refused(ours: BytePairs) -> None:
-    with pytest.raises(ArgumentError, match=r"valid Unicode: got half a letter, '\\udcff'"):
+    with pytest.raises(ArgumentError, match=r"valid Unicode: got a lone surrogate, '\\udcff'"):
         ours("to \udcff be")
     for wrong in (1.5, "a"):
         with pytest.raises(ArgumentError, match=f"tokens must be whole numbers: got {wrong!r}"):

@@ -318,7 +318,7 @@ def test_maps_that_are_no_batch_of_documents() -> None:
     ids = Mask.documents([0, 0, 0, 4, 4, 4, 4])
     with pytest.raises(MaskError, match=re.escape("got Mask(); make it with mha(x, documents=ids)")):
         module(x)[1].by_document()
-    with pytest.raises(MaskError, match="only documents and positions: got keys, queries; read"):
+    with pytest.raises(MaskError, match="only documents, causal and window: got also keys, queries; read"):
         module(x, mask=ids & Mask.padding([7, 3]))[1].by_document()
     with pytest.raises(MaskError, match="id 0 occurs again at token 3 of sequence 0"):
         module(x, mask=Mask.documents([0, 0, 1, 0, 2, 2, 2]))[1].by_document()

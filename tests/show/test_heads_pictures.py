@@ -212,7 +212,7 @@ def test_a_large_head_says_what_it_does_and_what_keys_receive() -> None:
     assert bars.get_data().values.tolist() == pytest.approx(heads[0].map[0, 1].mean(0).tolist())
     with pytest.raises(ArgumentError, match=r"chosen must name heads that layers.0 has: got head 2 of 2"):
         head_picture(heads, 0, 2)
-    with pytest.raises(ArgumentError, match="layer must be one of 0 to 0: got 1"):
+    with pytest.raises(ArgumentError, match="layer must be 0: got 1"):
         head_picture(heads, 1, 0)
 
 
@@ -292,7 +292,7 @@ def test_what_is_written_is_weights_times_norms_relative_to_the_layers_largest()
     for image, cells in zip(grid.axes[0].images, expected, strict=True):
         numpy.testing.assert_allclose(image.get_array().filled(0), cells, rtol=1e-5)
     assert "‖v W_O‖" in grid.axes[1].get_ylabel()
-    assert "Model: what its 3 heads write from each key" in texts_of(grid)
+    assert "Model: what each key contributes to the output, in its 3 heads" in texts_of(grid)
     pair = heads.plot(0, 2, batch=1, written=True)
     weights, written = (ax.images[0].get_array() for ax in pair.axes if ax.images)
     numpy.testing.assert_allclose(weights.filled(0), heads[0].map[1, 2].numpy(), rtol=1e-6)

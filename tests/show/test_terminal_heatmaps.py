@@ -84,7 +84,8 @@ def test_a_small_map_is_this_picture() -> None:
         " 猫 │██▒▒  │                 │▓▓▓▓▓▓│",
         "sat │  ██░░│                 │▓▓▓▓▓▓│",
         "    └──────┘                 └──────┘",
-        "weight from:  · 0  ░ 0.01  ▒ 0.1  ▓ 0.25  █ 0.5  empty: none",
+        "least weight:  · 0  ░ 0.01  ▒ 0.1  ▓ 0.25  █ 0.5",
+        "blank: none",
     ]
 
 
@@ -104,8 +105,8 @@ def test_one_head_is_large_and_says_what_each_word_looks_at_most() -> None:
         "2 sat │      ██████░░░░░░│  猫 0.97",
         "      │      ██████░░░░░░│",
         "      └──────────────────┘",
-        "weight from:  · 0  ░ 0.01  ▒ 0.1  ▓ 0.25",
-        "█ 0.5  empty: none",
+        "least weight:  · 0  ░ 0.01  ▒ 0.1  ▓ 0.25",
+        "█ 0.5  blank: none",
     ]
 
 
@@ -131,7 +132,7 @@ def test_any_shape_fits_any_width(width: int, shape: tuple[int, int]) -> None:
         drawn = boxes(text)
         assert len(drawn) == (3 if chosen is None else 1)
         assert len({(len(box), *map(len, box)) for box in drawn}) == 1, "all of one size"
-        assert "share" in text or (len(drawn[0]) % shape[0], len(drawn[0][0]) % shape[1]) == (0, 0)
+        assert "pooled" in text or (len(drawn[0]) % shape[0], len(drawn[0][0]) % shape[1]) == (0, 0)
 
 
 @pytest.mark.parametrize(("shades", "encoding"), [(SHADES, "utf-8"), (PLAIN_SHADES, "ascii")])
@@ -195,7 +196,7 @@ def test_long_texts_share_cells_that_hold_what_falls_into_them() -> None:
     length = NAMED * 2 + 1
     even, first = torch.full((length, length), 1 / length), torch.eye(length)[:1].expand(length, length)
     text = str(terminal_heatmaps(heads_of(torch.stack([even, first])), width=80))
-    assert f"{length} queries and {length} keys share 17 x 17 cells" in " ".join(text.split())
+    assert f"{length} queries and {length} keys are pooled into 17 x 17 cells" in " ".join(text.split())
     flat, column = boxes(text)
     assert set("".join(flat)) == {"░"}  # 1/17
     assert column == ["██" + " " * 32] * 17  # all of it in the first column
@@ -215,7 +216,7 @@ def test_of_a_very_long_text_no_dense_weights_are_made(keep: bool, monkeypatch: 
     for chosen in (None, [(0, 1)]):
         text = str(terminal_heatmaps(heads, chosen=chosen, width=80))
         drawn = boxes(text)
-        assert "521 queries and 521 keys share" in text
+        assert "521 queries and 521 keys are pooled" in text
         for row, line in enumerate(drawn[0]):
             assert " " not in line[: 2 * row + 2].rstrip() and line[2 * row + 2 :].strip() == ""
 
@@ -292,7 +293,7 @@ def test_a_picture_that_was_kept_instead_of_a_map_is_drawn_no_finer_than_it_is(c
     heads.add("a.0", reduce(AttentionMap.from_weights(weights[None]), names=["first"], pooled=8))
     heads.tokens = [[f"w{at}" for at in range(24)]]
     lines = str(terminal_heatmaps(heads, width=70)).splitlines()
-    assert "24 queries and 24 keys share 8 x 8 cells" in " ".join(lines)
+    assert "24 queries and 24 keys are pooled into 8 x 8 cells" in " ".join(lines)
     assert not any("w" in line for line in lines if "│" in line)
     inside = [line.split("│")[1] for line in lines if "│" in line]
     wide, high = len(inside[0]) // 8, len(inside) // 8

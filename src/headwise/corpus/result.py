@@ -511,12 +511,12 @@ def _measure_data(placed: list[tuple[int, HeadSummary]]) -> list[dict[str, Any]]
             "values": values,
         }  # fmt: skip
 
-    group_of_all = "Over documents"
+    group_of_all = "Statistics over documents"
     measures = [
         measure(START, "dependence on the text", group_of_all, "how much a head's statistics vary between "
         "documents, relative to differences between heads; 0 = not at all", True,
                 lambda head: head.dependence),
-        measure("corpus:share", "share of its label", group_of_all,
+        measure("corpus:share", "share of the most frequent label", group_of_all,
                 "share of documents in which the head has its most frequent label; from 0 to 1", True,
                 lambda head: head.share),
     ]  # fmt: skip
@@ -525,7 +525,7 @@ def _measure_data(placed: list[tuple[int, HeadSummary]]) -> list[dict[str, Any]]
             if any(name in head.statistics for _, head in placed):
                 title, sentence = _title_and_meaning(name)
                 share = kind == "mean" and name in WEIGHTS and name != "locality"  # locality may be below 0
-                group = f"{kind.capitalize()} over documents"
+                group = f"{'Mean' if kind == 'mean' else 'Standard deviation'} over documents"
                 value = partial(_statistic, name, kind)
                 measures.append(measure(f"corpus:{kind}:{name}", title, group, sentence, share, value))
     return measures
@@ -574,15 +574,15 @@ def _head_data(place: int, head: HeadSummary) -> dict[str, Any]:
 def _mover_data(mover: Mover, head: HeadSummary) -> dict[str, str]:
     """Return the data of one mover on a page."""
     if mover.statistic is None:
-        text = f"{mover.moved:.0%} of its weight is on other keys than in the head's mean"
+        text = f"{mover.moved:.0%} of this query's weight is on other keys than on average in this document"
     else:
         title = _title_and_meaning(mover.statistic)[0]
         assert mover.spreads is not None and mover.value is not None
         side = "above" if mover.spreads > 0 else "below"
         mean = head.statistics[mover.statistic].mean
         text = (
-            f"{title} {mover.value:.2f}: {abs(mover.spreads):.1f} standard deviations {side} the mean of "
-            f"this head over documents, {mean:.2f}"
+            f"{title} {mover.value:.2f}, {abs(mover.spreads):.1f} standard deviations {side} this head's "
+            f"mean over documents ({mean:.2f})"
         )
     place = ""
     if mover.place is not None:

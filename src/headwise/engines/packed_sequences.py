@@ -347,7 +347,8 @@ def by_document(scores: Scores, lse: Tensor | None) -> tuple[Scores, Tensor | No
     """Return scores and lse with a sequence for each document, padded to the longest.
 
     Raises:
-        MaskError: no documents; rules other than documents and positions; a document that is not contiguous.
+        MaskError: no documents; rules other than documents, causal and window; a document that is not
+            contiguous.
     """
     (B, _, T, S), mask = scores.shape, scores.mask
     ids, query_ids = (None if x is None else x.cpu() for x in (mask.key_ids, mask.query_ids))
@@ -362,8 +363,8 @@ def by_document(scores: Scores, lse: Tensor | None) -> tuple[Scores, Tensor | No
     others += [] if scores.scoring.bias is None else ["bias"]
     if others:
         raise MaskError(
-            f"by_document must be called on a map of only documents and positions: got {', '.join(others)}; "
-            "read the map of the sequence instead"
+            "by_document must be called on a map whose mask has only documents, causal and window: got also "
+            f"{', '.join(others)}; read the map of the sequence instead"
         )
     packed = Runs.of_documents(ids[..., 0], B, T)
     runs = Runs.of_lengths(packed.counts, max(packed.counts))

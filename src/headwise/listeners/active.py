@@ -25,6 +25,7 @@ from ..engines.scores import Scores
 from ..errors import ArgumentError
 from ..foreign_masks import AS_GOOD_AS_HIDDEN
 from ..heads.joint_measurement import SHORT, SHORT_ON_CPU, Group
+from ..heads.layer_names import path_in_words
 from ..map import AttentionMap
 from ..mask_meaning import fact
 from ..mask_rules import can_read
@@ -494,13 +495,13 @@ def local_heads_of(
         return None
     if weights.ranks is not None:
         raise ArgumentError(
-            f"model must be sharded either by heads or by sequence to be watched: {path} has both, "
-            f"{local_heads} and a sequence over {weights.ranks} ranks; use only one of them"
+            f"model must be sharded either by heads or by sequence to be watched: {path_in_words(path)} has "
+            f"both, {local_heads} and a sequence over {weights.ranks} ranks; use only one of them"
         )
     if not isinstance(weights.as_made[0], Scores):
         raise ArgumentError(
-            f"fallback must not be 'eager' if heads are sharded over processes: in {path} only the weights "
-            f"of {local_heads} are available; leave it out, or use fallback='skip'"
+            f"fallback must not be 'eager' if heads are sharded over processes: in {path_in_words(path)} "
+            f"only the weights of {local_heads} are available; leave it out, or use fallback='skip'"
         )
     return local_heads
 

@@ -19,6 +19,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from .. import byte_sizes
 from ..engines.scores import Scores
 from ..errors import ArgumentError, AttentionBypassed, AttentionUnheard, outside
 from ..heads.layer_names import Layer, names_of
@@ -410,7 +411,8 @@ class Attachment:
         unreadable = {path: layer for path, layer in bypassed.items() if layer.reason is not None}
         parts, advice = [], "leave these layers out with fallback='skip'"
         if readable:
-            parts.append(f"{self._listed(readable)} compute their own weights")
+            verb = "computes its" if len(readable) == 1 else "compute their"
+            parts.append(f"{self._listed(readable)} {verb} own weights")
             memory = _memory(next(iter(readable.values())).sizes)
             advice = f"read those with fallback='eager' ({memory}), or {advice}"
         if unreadable:
@@ -425,7 +427,8 @@ class Attachment:
     def _warning(self, bypassed: dict[str, Bypassed]) -> str:
         count = sum(layer.softmaxes for layer in bypassed.values())
         may_be = "" if all(layer.is_certain for layer in bypassed.values()) else "that may be attention "
-        subject = f"{count} softmax operations {may_be}were" if count else "attention was"
+        operations = "1 softmax operation" if count == 1 else f"{count} softmax operations"
+        subject = f"{operations} {may_be}{'was' if count == 1 else 'were'}" if count else "attention was"
         advice = "fallback='skip' leaves them out without this warning"
         if self.fallback is None and any(layer.reason is None for layer in bypassed.values()):
             advice = f"fallback='eager' reads these as far as it can, {advice}"
@@ -445,7 +448,8 @@ class Attachment:
             more = f" and {len(paths) - 4} more" if len(paths) > 4 else ""
             named, cause = ", ".join(sorted({kinds[path] for path in paths})), bypassed[paths[0]].reason
             reason = "" if cause is None else f", where {cause}"
-            parts.append(f"{len(paths)} layers of {named} ({shown}{more}){reason}")
+            layers = "1 layer" if len(paths) == 1 else f"{len(paths)} layers"
+            parts.append(f"{layers} of {named} ({shown}{more}){reason}")
         return ", ".join(parts)
 
 
@@ -462,5 +466,5 @@ def _memory(sizes: tuple[int, ...]) -> str:
     if len(sizes) < 2:
         return "B x H x T x S numbers per layer, which the model computes anyway"
     B, T = sizes
-    size = f"{B * T * T * 4 / 2**20:.3g} MiB per head and layer in float32"
+    size = f"{byte_sizes.readable(B * T * T * 4)} per head and layer in float32"
     return f"B x H x T x S, {size}, computed by the model anyway"

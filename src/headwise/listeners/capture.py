@@ -45,9 +45,10 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
     modules, vision Transformers of timm and torchvision, and all code that calls torch's
     `scaled_dot_product_attention`. An attention layer of another kind raises `AttentionBypassed` with its
     name, and so does a Hugging Face layer with a custom attention function that computes something else (the
-    function is run once on small tensors to find out). A layer is heard if headwise can intercept its
-    attention and read its weights. If some layers were heard, and another module that may compute attention
-    was not, there is a warning, `errors.AttentionUnheard`, and the module is listed in `heads.unheard`.
+    function is run once on small tensors to find out). A layer is measured if headwise can intercept its
+    attention and read its weights. If some layers were measured, and another module that may compute
+    attention was not, there is a warning, `errors.AttentionUnheard`, and the module is listed in
+    `heads.unheard`.
 
     Inside the block attention runs on headwise's engines, fused and without the T x S matrix (short calls on
     a GPU, and calls with dropout but neither soft cap nor sinks, run on torch's own function); results are
@@ -88,7 +89,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
     Raises:
         ArgumentError: not a module; an unknown statistic, keep, pooled or fallback; inside the block, with
             written=True: a layer whose output projection is unknown, gated heads, or weights without values.
-        AttentionBypassed: inside the block: a layer that was not heard, or no layer was heard.
+        AttentionBypassed: inside the block: the attention of a layer, or of all layers, was not intercepted.
 
     Example:
         >>> import torch, headwise as hw
@@ -184,7 +185,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
         """Stop watching and restore the model.
 
         Raises:
-            AttentionBypassed: the model ran, and no attention was heard.
+            AttentionBypassed: the model ran, and no attention was intercepted.
         """
         self.__exit__(None, None, None)
         return self.heads

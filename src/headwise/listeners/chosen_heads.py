@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, AttentionBypassed
-from ..heads.layer_names import ByLayer, GivenByLayer, Layer, names_of, resolve
+from ..heads.layer_names import ByLayer, GivenByLayer, Layer, names_of, path_in_words, resolve
 from .active import LayerCall, Listener
 from .adapters import attach
 from .model_structure import Structure, structure_of
@@ -133,7 +133,7 @@ def _path_of(structure: Structure, layer: Layer) -> str:
         layer, _, number = layer.rpartition("#")
         if not number.isdigit():
             raise ArgumentError(
-                f"layer must end in #<visit>, counted from 0: got {f'{layer}#{number}'!r}; for example "
+                f"layer must end in #<run>, counted from 0: got {f'{layer}#{number}'!r}; for example "
                 f"'{layer}#1'"
             )
         visit = f"#{int(number)}"
@@ -180,7 +180,8 @@ def by_path(
     for path in () if chosen is None else chosen.paths:
         if path not in present:
             raise ArgumentError(
-                f"{argument} must hold every layer: {path} is missing; compute them with {maker}"
+                f"{argument} must hold every layer: {path_in_words(path)} is missing; compute them with "
+                f"{maker}"
             )
     return values
 
@@ -189,7 +190,10 @@ def of_visit(values: Mapping[str, Value], path: str, argument: str, maker: str) 
     """Return the value for a call, whose path is a `LayerCall.path`: that of its visit, or of its layer."""
     value = values.get(_visit(path), values.get(base_of(path)))
     if value is None:
-        raise ArgumentError(f"{argument} must hold every visit: {path} is missing; compute them with {maker}")
+        raise ArgumentError(
+            f"{argument} must hold every run of a layer: {path_in_words(path)} is missing; compute them with "
+            f"{maker}"
+        )
     return value
 
 
@@ -252,7 +256,7 @@ def outputs_of(call: LayerCall) -> Tensor:
     """
     if call.output is None:
         raise AttentionBypassed(
-            f"heads must have outputs that can be changed: in {call.path} only the weights "
+            f"heads must have outputs that can be changed: in {path_in_words(call.path)} only the weights "
             f"{list(call.weights.shape)} can be read (fallback='eager'); leave this layer out"
         )
     return call.output

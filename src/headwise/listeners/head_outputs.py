@@ -23,7 +23,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from ..engines.scores import own_precision, tile_dtype
 from ..engines.walk import GivenWeights
 from ..errors import ArgumentError, ShapeError
-from ..heads.layer_names import ByLayer, GivenByLayer, Layer
+from ..heads.layer_names import ByLayer, GivenByLayer, Layer, path_in_words
 from ..indexing import as_index, positions_of
 from ..nn import MultiHeadAttention
 from ..nn.as_torch.module import MultiheadAttention
@@ -120,7 +120,7 @@ def collect(
     tokens)` draws outputs and contributions.
 
     Args:
-        heads: as in `headwise.ablate`; None: all heads of every layer that is heard.
+        heads: as in `headwise.ablate`; None: all heads of every layer whose attention can be intercepted.
         fallback: as in `headwise.ablate`.
 
     Raises:
@@ -191,7 +191,7 @@ def patch(
         new = of_visit(stored, call.path, "outputs", maker="collect")
         if new.shape != output.shape:
             raise ShapeError(
-                f"outputs must be [B, H, T, Dv] = {list(output.shape)} in {call.path}: got "
+                f"outputs must be [B, H, T, Dv] = {list(output.shape)} in {path_in_words(call.path)}: got "
                 f"{list(new.shape)}; collect them from a run of the same sizes"
             )
         T, new = output.shape[2], new.to(output)
@@ -244,7 +244,7 @@ def output_projection(model: nn.Module, path: str, num_heads: int, value_dim: in
     """Return the projection that is applied to the concatenated heads of a layer.
 
     Args:
-        path: of the layer, perhaps with its visit.
+        path: of the layer, perhaps with the number of its run ("#1").
 
     Raises:
         ArgumentError: it is not known, or something may stand between.
@@ -329,12 +329,13 @@ def written_norms(model: nn.Module, call: LayerCall) -> Tensor:
     out below 0 by rounding where a norm is small.
 
     Raises:
-        ArgumentError: the values or the projection are not to be had.
+        ArgumentError: the values or the projection cannot be read.
     """
     if call.value is None or isinstance(call.weights.parts()[0], GivenWeights):
         raise ArgumentError(
-            f"written=True must have values: in {call.path} only the weights {list(call.weights.shape)} "
-            "can be read (fallback='eager'); read only those: watch(model, fallback='eager')"
+            f"written=True needs the values of every layer: in {path_in_words(call.path)} only the weights "
+            f"{list(call.weights.shape)} can be read (fallback='eager'); use watch(model, fallback='eager') "
+            "without written=True"
         )
     v = call.value.detach()
     (B, Hk, S, Dv), H = v.shape, call.num_heads

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, ShapeError, nearest
-from ..heads.layer_names import ByLayer, GivenByLayer, Layer
+from ..heads.layer_names import ByLayer, GivenByLayer, Layer, path_in_words
 from ..models.batches import Loss, as_batches, checked_loss, tracked
 from .ablation import Switches, count_examples, entering
 from .active import LayerCall, Listener, in_backward
@@ -288,8 +288,8 @@ class _Outputs(Listener):
         self.num_kv_heads[base_of(call.path)] = call.num_kv_heads
         if not torch.is_grad_enabled():
             raise ArgumentError(
-                f"model must run with gradients: {call.path} runs without (no_grad, or reentrant "
-                "checkpointing); use method='leave_one_out'"
+                f"model must run with gradients: {path_in_words(call.path)} runs without (no_grad, or "
+                "reentrant checkpointing); use method='leave_one_out'"
             )
         if not output.requires_grad:  # everything before the layer is frozen
             output = output.detach().requires_grad_()
@@ -329,8 +329,8 @@ def _by_gradient(
             for path, output in calls:
                 if len(output) != sizes[path]:
                     raise ShapeError(
-                        f"loss_fn must run a layer with one batch size: {path} got {sizes[path]} and "
-                        f"{len(output)} sequences in one loss; use batches of one size"
+                        f"loss_fn must run a layer with one batch size: {path_in_words(path)} got "
+                        f"{sizes[path]} and {len(output)} sequences in one loss; use batches of one size"
                     )
             visits = [(path, len(output), output.shape[2], output) for path, output in calls]
             B = count_examples(inputs, visits)
@@ -595,7 +595,7 @@ def _least_first(scores: Mapping[str, Tensor], heads: list[tuple[str, int]]) -> 
     for path, head in heads:
         if path not in scores or head >= len(scores[path]):
             raise ArgumentError(
-                f"scores must cover every head: head {head} of {path} is missing; use "
+                f"scores must cover every head: head {head} of {path_in_words(path)} is missing; use "
                 "importance of this model"
             )
     return sorted(heads, key=lambda pair: float(scores[pair[0]][pair[1]]))

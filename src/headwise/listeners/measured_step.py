@@ -294,8 +294,8 @@ class Alarms:
 
         monitor = hw.Monitor(model, alarms=hw.Alarms(max_logit=100), on_alarm=page_me)
 
-    A number past its threshold raises one alarm. It raises another only after it has come back from the
-    threshold by more than a factor of 1.25, so a number close to the threshold does not raise an alarm at
+    A number past its threshold raises one alarm. It can raise the next alarm only after it has been within
+    the threshold by a factor of more than 1.25, so a number close to the threshold does not raise an alarm at
     every step. NaN counts as past the threshold, except for dead heads. If several heads raise alarms at one
     step, there is one warning, which names the worst head; `on_alarm` is called once per alarm.
 

@@ -444,9 +444,9 @@ class _WrappingForward:
         copied = not self._takes_module and self._module is not None and self._module() is not module
         if copied and not isinstance(self._original, FunctionType):
             raise ArgumentError(
-                f"forward must be wrapped outside a block to be copied: this {type(module).__name__} is a "
-                f"copy of a module whose {type(self._original).__name__} was wrapped while headwise was "
-                "listening; remove the wrapper, copy the module, and wrap the copy"
+                "forward must not be wrapped inside a headwise block if the module is then copied: this "
+                f"{type(module).__name__} is a copy of a module whose {type(self._original).__name__} was "
+                "wrapped there; remove the wrapper, copy the module, and wrap the copy"
             )
 
 

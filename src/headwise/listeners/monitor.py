@@ -114,10 +114,11 @@ class Monitor:
             "entropy/min", "entropy/mean", "max_logit/max", "output/min", "<statistic>/mean" for other
             statistics, and "dead". A head's `output` is its mean output norm divided by the mean of its
             layer. <layer> is the number of a layer in the model, or its path if there are several stacks. A
-            layer that runs several times in a forward also has numbers for each visit, under "<path>#1",
-            "<path>#2"; "dead" counts a head that is dead in all visits. If entropy alarms are on, there is
-            also "entropy_share", the entropy as a share of the largest possible: for every head, for every
-            layer (more than half of its heads have at most this share), and "entropy_share/mean". If any
+            layer that runs several times in a forward also has numbers for each run, under "<path>#1",
+            "<path>#2"; "dead" counts a head that is dead in all runs. If entropy alarms are on, there is
+            also "entropy_share", the entropy as a share of the largest possible: for every head; for every
+            layer, the median over its heads (of an even number of heads, the upper of the two middle ones);
+            and "entropy_share/mean". If any
             alarm is on, "alarms" is the number of numbers that are past their threshold.
 
     Raises:

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, needed
-from ..heads.layer_names import ByLayer
+from ..heads.layer_names import ByLayer, path_in_words
 from ..nn import MultiHeadAttention
 from ..nn.options import Slopes
 from .chosen_heads import ChosenHeads, Heads, layer_names
@@ -87,8 +87,9 @@ def prune(model: nn.Module, heads: Heads) -> Pruned:
         A report of what was pruned. If some of it cannot be pruned, the call raises and changes nothing.
 
     Raises:
-        ArgumentError: an unknown layer or head; a single visit of a shared layer; all heads of a layer; part
-            of a group; attention of another family; weights that are tied, wrapped or quantised.
+        ArgumentError: an unknown layer or head; a single run of a layer that runs several times; all heads of
+            a layer; part of a group; attention of another family; weights that are tied, wrapped or
+            quantised.
 
     Example:
         >>> from headwise.nn import MultiHeadAttention
@@ -104,8 +105,8 @@ def prune(model: nn.Module, heads: Heads) -> Pruned:
     chosen = ChosenHeads(model, heads)
     if chosen.visited:
         raise ArgumentError(
-            f"heads must be pruned in every visit of a layer: got {chosen.visited[0]!r}; all visits share "
-            "its weights, so leave out the visit"
+            f"heads must be pruned in every run of a layer: got {chosen.visited[0]!r}; all runs share its "
+            "weights, so leave out the number of the run"
         )
     plan: list[tuple[Prunable, list[int], list[int]]] = []
     removed: dict[str, list[int]] = {}
@@ -135,14 +136,15 @@ def _prunable(model: nn.Module, path: str) -> Prunable:
     module = model.get_submodule(path)
     if isinstance(module, nn.MultiheadAttention):
         raise ArgumentError(
-            f"model must have attention that can be made smaller: {path} is torch's "
+            f"model must have attention that can be made smaller: {path_in_words(path)} is torch's "
             f"{type(module).__name__}, whose {module.num_heads} heads always make up embed_dim = "
             f"{module.embed_dim}; replace it by headwise.MultiHeadAttention.from_torch(module), or use "
             "headwise.ablate"
         )
     raise ArgumentError(
-        f"model must have attention of a known family to be pruned: {path} is {type(module).__name__}; "
-        f"supported are {', '.join(FAMILIES)}; headwise.ablate switches heads off in any model"
+        f"model must have attention of a known family to be pruned: {path_in_words(path)} is "
+        f"{type(module).__name__}; supported are {', '.join(FAMILIES)}; headwise.ablate switches heads off "
+        "in any model"
     )
 
 
@@ -349,9 +351,9 @@ def _remaining_kv_heads(layer: Prunable, remaining: Sequence[int]) -> list[int]:
             if 0 < count < most
         )
         raise ArgumentError(
-            f"heads must leave groups of one size: in {path} the {Hk} key/value heads would serve "
-            f"{', '.join(map(str, counts))} of {group} query heads each; prune the same number in every "
-            f"group, or all of group {part}"
+            f"heads must leave groups of one size: in {path_in_words(path)} the {Hk} key/value heads would "
+            f"serve {', '.join(map(str, counts))} of {group} query heads each; prune the same number in "
+            f"every group, or all of group {part}"
         )
     return [kv_head for kv_head, count in enumerate(counts) if count]
 
@@ -449,8 +451,8 @@ def headwise_layer(model: nn.Module, path: str) -> Prunable | None:
     _check(model, path, [(name, getattr(module, name)) for name in names])
     if module.qk_norm is not None and module.qk_norm.whole:
         raise ArgumentError(
-            f"model must have norms per head to be pruned: {path} has {module.qk_norm} over all heads "
-            "together, which changes if a head is removed; use headwise.ablate"
+            f"model must have norms per head to be pruned: {path_in_words(path)} has {module.qk_norm} over "
+            "all heads together, which changes if a head is removed; use headwise.ablate"
         )
     bias = module.relative_bias
     users = [name for name, other in model.named_modules(remove_duplicate=False) if other is bias]

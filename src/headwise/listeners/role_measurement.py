@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from ..errors import ArgumentError, HeadwiseError, ShapeError
 from ..heads import grammar
 from ..heads.grammar import Sentence
-from ..heads.layer_names import ByLayer, Layer
+from ..heads.layer_names import ByLayer, Layer, path_in_words
 from ..heads.measures import retrieval
 from ..heads.roles import FORMAT, Roles, judge
 from ..models.batches import tracked
@@ -294,8 +294,8 @@ class AheadListener(Listener):
             weights = call.weights.detach().dense()
             if weights.isnan().any():
                 raise ArgumentError(
-                    f"model must compute finite weights: those of {call.path} are NaN; try a dtype of more "
-                    "bits"
+                    f"model must compute finite weights: those of {path_in_words(call.path)} are NaN; try a "
+                    "dtype of more bits"
                 )
             self.looks_ahead.append(bool(weights.triu(1).any()))
 

@@ -29,7 +29,7 @@ SPACE = "␣"
 
 
 class BytePairs:
-    """A tokenizer with files and training from the library `tokenizers`.
+    """A tokenizer around a `tokenizers.Tokenizer`, which the `tokenizers` library loads and trains.
 
         tokenizer = BytePairs(tokenizers.Tokenizer.from_file("tokenizer.json"))
         tokenizer("to be or not to be", return_tensors="pt")["input_ids"]         # [1, T]
@@ -320,9 +320,9 @@ def check_letters(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        half = text[error.start]
+        surrogate = text[error.start]
         raise ArgumentError(
-            f"text must be valid Unicode: got half a letter, {half!r}; write the text in UTF-8"
+            f"text must be valid Unicode: got a lone surrogate, {surrogate!r}; write the text in UTF-8"
         ) from error
 
 

@@ -120,8 +120,8 @@ def fit(
         steps: the number of steps, over as many epochs as necessary; or
         epochs: the number of epochs. Default, without steps: 1.
         optimizer: an optimizer of the model's parameters. Default AdamW.
-        lr: the learning rate of the default optimizer, by default 0.001. Set that of your own optimizer
-            there.
+        lr: the learning rate of the default optimizer, by default 0.001. If you pass an optimizer, set its
+            learning rate in the optimizer itself.
         warmup: steps over which lr rises from 0.
         schedule: "constant", or "linear" or "cosine" (lr falls to 0 at the last step, whose number must be
             known); or a function that returns a factor of lr for a step, counted from 0.

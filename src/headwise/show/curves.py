@@ -49,7 +49,8 @@ OF_ROLE = ("#ab337c", "#e9a23b", "#1b9e8f", "#5b4fc4", "#c8452f", "#50606f")
 GUIDE, LEAST = "induction_stripe", 0.2  # the line through all panels; below this there is nothing to mark
 UNDECIDED = {"broad": "#a9d3d5"}  # paler than in heat maps: beside "local", and not yet anything
 GUIDE_TEXT = (
-    "Each line is a head. Heads that end above the dashed threshold (or else the best) are named layer.head."
+    "Each line is a head. Heads whose last score is above the dashed threshold are named layer.head; if "
+    "there is none, the best head is."
 )
 LEGEND = 1.015  # right of the panel, in its width
 CLOSEST = 0.085  # names in a margin, in the panel's height
@@ -304,7 +305,14 @@ def _single(ax: Axes, measured: Robustness) -> None:
     ax.scatter([1] * len(alone), losses, 14, color=INK, alpha=0.35, linewidth=0, zorder=2)
     loss, layer, head = max(alone, key=lambda each: each[0])
     where = f"{layer}.{head}" if isinstance(layer, int) else f"head {head} of {layer}"
-    _say(ax, f"one head alone:\n{label(where, 40)} increases it most", (1, loss), (7, 0), INK, va="center")
+    _say(
+        ax,
+        f"one head removed:\n{label(where, 40)} increases the loss most",
+        (1, loss),
+        (7, 0),
+        INK,
+        va="center",
+    )
 
 
 def _names(ax: Axes, removed: Sequence[int], curves: Sequence[Curve]) -> None:

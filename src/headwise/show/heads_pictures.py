@@ -64,9 +64,8 @@ GUIDE = (
 )
 GUIDE_WRITTEN = (
     "Each square is one head. Rows are tokens that attend (queries), columns the tokens they attend to "
-    "(keys). Darker "
-    "means a larger weight × ‖v W_O‖, the norm of what a key adds to the output, relative to the largest "
-    "norm of the layer. Labels are those of the weights."
+    "(keys). Darker means a larger weight × ‖v W_O‖, which is the norm of what the key adds to the output. "
+    "1 is the largest ‖v W_O‖ of the layer. The labels were computed from the weights alone."
 )
 NO_FONT = f" {MISSING}: a character that is in no installed font."
 
@@ -349,12 +348,13 @@ Legend = tuple[list[tuple[str, str, list[str]]], float]  # (label, how many have
 
 
 def _headline(heads: Heads, count: int, text: str | None, written: bool, sheet: Sheet) -> list[Line]:
-    verbs = ("write from each key", "writes from each key") if written else ("attend to", "attends to")
+    subject = "what each key contributes to the output, in" if written else "what"
+    verbs = ("", "") if written else (" attend to", " attends to")
     everyone = sum(map(len, heads.values()))
     which = f"its {count} heads" if count == everyone else f"{count} of its {everyone} heads"
     if count == 1:
         which = "its one head" if everyone == 1 else f"one of its {everyone} heads"
-    title, room = f"{heads.title or 'Model'}: what {which} {verbs[count == 1]}", sheet.width - 0.3
+    title, room = f"{heads.title or 'Model'}: {subject} {which}{verbs[count == 1]}", sheet.width - 0.3
     grown = sheet.grown
     if text is not None:
         whole_text = label(f"{title} in “{' '.join(text[:1000].split())}”", 1200)
@@ -428,7 +428,7 @@ def layer_picture(
         title=f"{title}: attention weights, and weights × ‖v W_O‖",
         tints=[each for colour in tints for each in (colour, None)],
         columns=2 * max(1, round(len(shown) ** 0.5 * 0.8)),
-        meaning="weight; × ‖v W_O‖: relative to the layer's largest norm",
+        meaning="weight; weight × ‖v W_O‖, where 1 is the layer's largest ‖v W_O‖",
     )
 
 
@@ -512,7 +512,7 @@ def _drawn(
 def _how_large(written: bool, names: Sequence[str]) -> str:
     guide = "Bars above the map: the weight each key receives, averaged over queries."
     if written:
-        guide += " ‖v W_O‖ is relative to the largest norm of the layer."
+        guide += " In weight × ‖v W_O‖, 1 is the largest ‖v W_O‖ of the layer."
     return guide + NO_FONT if any(MISSING in name for name in names) else guide
 
 

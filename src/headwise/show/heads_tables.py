@@ -195,11 +195,10 @@ def census(heads: Iterable[Head]) -> list[tuple[str, int, str]]:
 
 
 SINKS_EXPLAINED = (  # measured in other models; watch(written=True) measures it in this one
-    "Why many heads attend to special tokens or to the first token: the weights of a query always sum to "
-    "1, so "
-    "a head that finds nothing relevant must still put them somewhere. In many trained models they go to "
-    "tokens "
-    "from which the head writes little (attention sinks: Clark 2019, Kobayashi 2020, Xiao 2024, Gu 2024)."
+    "Why many heads attend to special tokens or to the first token: the weights of a query always sum to 1, "
+    "so a head that finds nothing relevant must still attend to something. In many trained models it "
+    "attends to tokens whose values contribute little to the output (attention sinks: Clark 2019, Kobayashi "
+    "2020, Xiao 2024, Gu 2024)."
 )
 SINK_LABELS = ("sink", "special-token")
 MANY_SINKS = 1 / 3  # the share of heads from which on the explanation is added
@@ -364,7 +363,7 @@ TEMPLATE = """<!doctype html>
 <body>
 <h1>{{HEADING}}</h1>
 <p>Entropy is in nats and distance in tokens; the other numbers are shares of the head's weight, from 0 to 1.
-A dash means: no label, or no query has such a key.</p>
+A dash means that the head has no label, or that no query sees a key of the kind that the number is about.</p>
 <div role="region" aria-label="Heads in numbers" tabindex="0">
 <table><thead><tr>{{HEADER}}</tr></thead>
 <tbody>

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError, ShapeError
 from ..heads.layer import MIXED, Head, LayerHeads
+from ..heads.layer_names import path_in_words
 from ..heads.record import Record
 from ..map import AttentionMap
 from ..whole_files import place_for, whole_file
@@ -43,7 +44,7 @@ OF_LABEL = {  # told apart by every kind of colour vision, and dark enough for s
     "broad": "#005aa0",
     "local": "#003b2f",
 }
-WRITTEN = "weight × ‖v W_O‖ (1 = the layer's largest norm)"
+WRITTEN = "weight × ‖v W_O‖ (1 = the layer's largest ‖v W_O‖)"
 
 Names = tuple[list[str] | None, list[str] | None]  # of queries, of keys
 
@@ -133,9 +134,9 @@ def call_of(layer: LayerHeads) -> Record:
         if call.map is not None or call.pooled is not None:
             return call
     raise ArgumentError(
-        "heads must have maps or pooled maps: "
-        f"{layer.path} was called with {list(layer.calls[-1].shape)} and kept neither; "
-        "use watch(model, pooled=128), or keep=True for steps of generation"
+        f"heads must have maps or pooled maps: {path_in_words(layer.path)} was called with "
+        f"{list(layer.calls[-1].shape)} and kept neither; use watch(model, pooled=128), or keep=True for "
+        "steps of generation"
     )
 
 
@@ -158,8 +159,9 @@ def _written(layer: LayerHeads, call: Record, batch: int, most: int) -> Cells:
     norms = call.written_norms
     if norms is None or call.map is None:
         raise ArgumentError(
-            f"written=True must have norms and maps: {layer.path} was called with {list(call.shape)} and "
-            f"kept {'no norms' if norms is None else 'no map'}; use watch(model, written=True, keep=True)"
+            f"written=True must have norms and maps: {path_in_words(layer.path)} was called with "
+            f"{list(call.shape)} and kept {'no norms' if norms is None else 'no map'}; use watch(model, "
+            "written=True, keep=True)"
         )
     real = call.map.real_keys[batch].cpu()  # padding writes nothing, whatever its norm
     largest = float(norms[batch].masked_fill(~real, 0).max())
@@ -249,7 +251,8 @@ def names_in(
         if tokens is not None and name not in used:
             lengths = sorted({call.shape[dim] for call in calls})
             raise ShapeError(
-                f"{name} must match a layer: {len(tokens)} tokens for lengths {lengths}; give one each"
+                f"{name} must match a layer: {len(tokens)} tokens for lengths {lengths}; give one token per "
+                "position"
             )
     return every
 

@@ -51,12 +51,12 @@ MEANINGS = {
     "next": "next: weight on the key after",
     "local": "local: weight on near keys",
     "max_logit": "max logit: largest score before softmax",
-    "induction": "induction: weight after an earlier copy",
+    "induction": "induction: weight on the token after an earlier copy",
     "duplicate_token": "duplicate token: weight on earlier copies",
     "special": "special: weight on special tokens",
     "punctuation": "punctuation: weight on punctuation",
-    "written_first": "output from the first key, as a share",
-    "written_special": "output from special tokens, as a share",
+    "written_first": "contribution of the first key to the output, as a share",
+    "written_special": "contribution of special tokens to the output, as a share",
 }
 NOT_SHARES = ("entropy", "effective_keys", "distance", "max_logit")
 
@@ -230,9 +230,9 @@ def roles_picture(roles: Roles) -> Figure:
     shown, size = fitted(label(title, 160), width - 0.4, 13, 9, bold=True)
     write(figure, 0.2, 0.27, shown, size=size, **words(INK, shown))
     guide = (
-        "A row is a relation between two words. A head is found for it (outlined) if it attends to the "
-        "right word more "
-        f"often than every simple rule, by at least {MARGIN}, on sentences not used to choose the head."
+        "Each row is a relation between two words. An outlined head attends to the right word more often "
+        f"than every simple rule is right, by at least {MARGIN}, on sentences that were not used to choose "
+        "the head."
     )
     write(figure, 0.2, 0.53, guide, size=8.5, **words(FAINT))
     titles = (
@@ -327,7 +327,7 @@ def _dots(ax: Axes, order: Sequence[Role]) -> None:
     ax.set_yticks([])
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
     faint_axes(ax, "x", hidden=("top", "right", "left"))
-    ax.set_xlabel("share of cases; bar: 95%", size=8, labelpad=2, **words(FAINT))
+    ax.set_xlabel("share of cases; bar: 95% confidence interval", size=8, labelpad=2, **words(FAINT))
 
 
 def as_lines(roles: Roles) -> Iterator[str]:

@@ -70,7 +70,7 @@ def outputs_picture(
     need_matplotlib()
     B, H, T, Dv = heads.shape
     if not -B <= batch < B:
-        raise IndexError(f"batch must be between 0 and {B - 1}: got {batch}")
+        raise IndexError(f"batch must be between 0 and {B - 1}: got {batch}; choose one of those")
     if tokens is not None and len(tokens) != T:
         raise ShapeError(f"tokens must match query_len: {len(tokens)} tokens for {T}; give one per position")
     head_outputs = heads[batch].detach().float().cpu()  # [H, T, Dv]

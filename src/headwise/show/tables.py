@@ -93,18 +93,18 @@ IN_WORDS = {  # name -> its title on a page, and its definition: what it is comp
     "weight far away."),
     "streaming": (
         "streaming",
-        "Weight on the first 128 and the latest 256 keys, averaged over queries with other visible "
+        "Weight on the first 128 and the latest 256 keys, averaged over the queries that can also see other "
         "keys. From 0 to 1; near 1 = the head needs no other keys.",
     ),
     "written_first": (
-        "output from the first key",
-        "Norm of what the head adds to the output from the first key, weight × ‖v W_O‖, divided by the sum "
+        "contribution of the first key",
+        "Norm of what the first key contributes to the head's output (weight × ‖v W_O‖), divided by the sum "
         "of these norms over all keys. From 0 to 1.",
     ),
     "written_special": (
-        "output from special tokens",
-        "Norm of what the head adds to the output from special tokens, weight × ‖v W_O‖, divided by the sum "
-        "of these norms over all tokens. From 0 to 1.",
+        "contribution of special tokens",
+        "Sum of the norms of what special tokens contribute to the head's output (weight × ‖v W_O‖), "
+        "divided by the sum of these norms over all tokens. From 0 to 1.",
     ),
 }  # fmt: skip
 

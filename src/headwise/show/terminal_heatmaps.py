@@ -229,8 +229,8 @@ def _pooled(drawn: Drawn, rows: int, columns: int, width: int, pen: Pen) -> list
     if (rows, columns) == (T, S):
         return []
     sentence = (
-        f"{T} queries and {S} keys share {rows} x {columns} cells: the weight in a cell, "
-        "averaged over queries."
+        f"{T} queries and {S} keys are pooled into {rows} x {columns} cells. A cell shows the weight on its "
+        "keys, averaged over its queries."
     )
     return pen.lines(sentence, width)
 
@@ -313,10 +313,10 @@ def _heaviest(picture: list[list[float]], drawn: Drawn, pen: Pen) -> list[str]:
 def _scale(width: int, pen: Pen) -> list[Text]:
     from .fitted_tables import joined
 
-    parts = [pen.text("weight from:")]
+    parts = [pen.text("least weight:")]
     for shade, start in zip(pen.shades, (0.0, *FROM), strict=True):
         parts.append(pen.text().append(shade, colours_of(start or FROM[0] / 4)).append(f" {start:g}"))
-    parts.append(pen.text("empty: none"))
+    parts.append(pen.text("blank: none"))
     return joined(parts, "  ", width)
 
 

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from ... import budget
 from ...errors import AttentionBypassed, HeadwiseError
 from ...functional import attention
+from ...heads.layer_names import path_in_words
 from ...map import AttentionMap
 from ...masks import CAUSAL, NOTHING_HIDDEN, Mask
 from ...private_names import check_transformers
@@ -286,9 +287,9 @@ def _announce_eager(
     if bool(is_wrong.any()):
         low, high = sums.min().item(), sums.max().item()
         raise AttentionBypassed(
-            f"weights of {path} must sum to 1 over the keys of each query: those that {code.name} returns "
-            f"sum to {low:.3g} to {high:.3g}; run model.eval() if it returns them after dropout, or leave "
-            "this layer out with fallback='skip'"
+            f"weights of {path_in_words(path or '')} must sum to 1 over the keys of each query: those that "
+            f"{code.name} returns sum to {low:.3g} to {high:.3g}; run model.eval() if it returns them after "
+            "dropout, or leave this layer out with fallback='skip'"
         )
     copy = weights.detach().clone()  # the model may write to its weights
     attention_map = AttentionMap.from_weights(copy, Mask(queries=real_queries_now(path, B, T)))
