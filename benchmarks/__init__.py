@@ -10,6 +10,7 @@
     python -m benchmarks --readme                 README's line and docs/benchmarks.md, from what is stored
     python -m benchmarks.everyday                 what people do every day, as felt; --device cuda on a GPU
     python -m benchmarks.pages                    the page of heads beside BertViz's: bytes, seconds
+    python -m benchmarks.served                   the live page: a keystroke to the redrawn page, bytes
     python -m benchmarks.rules --device cuda      every rule beside FlexAttention and SDPA
     python -m benchmarks.sweep --device cuda      from a thousand tokens to a million
     python -m benchmarks.sweep --plot             their table and picture again, from the stored results
@@ -33,5 +34,6 @@ The rooms:
     replays.py    GPU time by CUDA graphs, arms in turn; the time a caller feels
     sweep.py      everything a map tells, at every length; lengths.py: its table and its picture
     pages.py      the page of heads: bytes, seconds to write, to the first picture, of the longest frame
+    served.py     the live page: milliseconds from a keystroke to the redrawn page, bytes
     progress.py   what is going on, with rich or without
 """

@@ -9,10 +9,10 @@ rewrites what is between the markers. A table is of one commit, the one with the
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from . import everyday_table, lengths, machine, readme, report, rule_table
 from .pages import table as table_of_pages
+from .served import table as table_of_served
 
 PAGE = machine.ROOT / "docs" / "benchmarks.md"
 MARKERS = ("<!-- machines -->", "<!-- end machines -->")
@@ -48,5 +48,10 @@ def _of_the_gpu(results: Path) -> list[str]:
 
 
 def _of_the_pages(results: Path, place: str) -> list[str]:
-    reports: list[dict[str, Any]] = report.of_every_cpu("pages", results)
-    return [table_of_pages(stored) for stored in reports if readme.place("cpu", stored["run"]) == place]
+    tables = {"pages": table_of_pages, "served": table_of_served}
+    return [
+        table(stored)
+        for name, table in tables.items()
+        for stored in report.of_every_cpu(name, results)
+        if readme.place("cpu", stored["run"]) == place
+    ]

@@ -101,20 +101,27 @@ class Browser:
         return [json.loads(event) for event in whole]
 
     def open(
-        self, path: Path, *, fragment: str = "", dark: bool = False, size: tuple[int, int] = (1440, 1000)
+        self,
+        path: Path | str,
+        *,
+        fragment: str = "",
+        dark: bool = False,
+        size: tuple[int, int] = (1440, 1000),
     ) -> Page:
-        """A file, with the network off; waits until it has loaded."""
+        """A file, with the network off, or a server's address; waits until it has loaded."""
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = Page(self, session, target)
         self.pages.append(page)
         for domain in ("Page", "Runtime", "Log", "Network"):
             page.ask(f"{domain}.enable")
-        off = {"latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
-        page.ask("Network.emulateNetworkConditions", offline=True, **off)
+        if isinstance(path, Path):
+            off = {"latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+            page.ask("Network.emulateNetworkConditions", offline=True, **off)
         page.resize(*size)
         page.dark(dark)
-        page.ask("Page.navigate", url=path.as_uri() + fragment)
+        url = path.as_uri() if isinstance(path, Path) else path
+        page.ask("Page.navigate", url=url + fragment)
         end = time.monotonic() + PATIENCE
         while not any(event.get("method") == "Page.loadEventFired" for event in page.events):
             assert time.monotonic() < end, f"{path} was not loaded"

@@ -21,6 +21,7 @@ from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
+    from browser import Browser
     from headwise.examiner.marking.template import Template
 
 BY_DESIGN = "by design:"
@@ -99,6 +100,17 @@ def one_template() -> Iterator[Template]:
     from headwise.examiner.marking.template import Template
 
     with Template() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def running_browser() -> Iterator[Browser]:
+    """One browser for all tests of pages, and for pages that several tests share."""
+    from browser import Browser, chromium_path
+
+    if chromium_path() is None:
+        pytest.skip("no browser: install Chromium, or set HEADWISE_BROWSER")
+    with Browser() as running:
         yield running
 
 

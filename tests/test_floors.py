@@ -43,6 +43,7 @@ FLOORS = (
     ("listeners",),
     ("show",),
     ("corpus",),
+    ("server",),
     ("examiner",),
     ("course",),
     ("cli", "doctor", "testing", "__main__"),

@@ -39,6 +39,7 @@ __all__ = [
     "head_means",
     "heads",
     "importance",
+    "live",
     "load_heads",
     "load_pruned",
     "load_survey",
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from .masks import Mask
     from .nn.as_torch.adoption import adopt, restore
     from .nn.multihead import MultiHeadAttention
+    from .server.notebook_view import live
 
 # Where each public name is defined; public names that are not here are modules.
 _HOMES = {
@@ -103,6 +105,7 @@ _HOMES = {
     "explain": ".examiner.explanations",
     "head_means": ".listeners.ablation",
     "importance": ".listeners.importance",
+    "live": ".server.notebook_view",
     "load_heads": ".heads.collection",
     "load_pruned": ".listeners.pruning",
     "load_survey": ".corpus.result",

@@ -95,6 +95,9 @@ REMEDIES = {  # package -> how to get it
     "pandas": "pip install pandas",
     "pyarrow": 'pip install "headwise[survey]"',
     "ray": 'pip install "headwise[ray]"',
+    "starlette": 'pip install "headwise[serve]"',
+    "uvicorn": 'pip install "headwise[serve]"',
+    "anywidget": 'pip install "headwise[notebook]"',
 }
 
 

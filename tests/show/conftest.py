@@ -1,5 +1,5 @@
-"""One browser for all tests of pages. What a test opens is closed behind it, and must not have complained in
-the console, nor asked for anything but what the page makes itself."""
+"""What a test of pages opens is closed behind it, and must not have complained in the console, nor asked for
+anything but what the page makes itself."""
 
 from __future__ import annotations
 
@@ -7,16 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from browser import Browser, chromium_path
-
-
-@pytest.fixture(scope="session")
-def running_browser() -> Iterator[Browser]:
-    """For pages that several tests share."""
-    if chromium_path() is None:
-        pytest.skip("no browser: install Chromium, or set HEADWISE_BROWSER")
-    with Browser() as running:
-        yield running
+from browser import Browser
 
 
 @pytest.fixture

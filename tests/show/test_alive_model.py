@@ -142,7 +142,7 @@ def test_sizes_that_say_the_same_in_other_words_are_taken() -> None:
     ],
 )
 def test_another_tokenizer_is_refused_by_what_differs(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=f"its {message}.*leave out alive"):
+    with pytest.raises(ArgumentError, match=f"its {message}.*omit alive="):
         alive_data(Pretrained(model(), tokenizer(**changes), "small"), Packed().pack)
 
 

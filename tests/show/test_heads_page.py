@@ -367,11 +367,15 @@ def test_every_sequence_is_a_reading_without_its_padding() -> None:
         "key_tokens": 0,
     }
     assert torch.equal(alone.cells(0, 2).nan_to_num(), opened.cells(0, 2, 1).nan_to_num())
-    with pytest.raises(IndexError, match="batch must be between 0 and 1: got 2"):
+    with pytest.raises(IndexError, match="batch must be between 0 and 1: got 2; choose one of those"):
         of(heads, batch=2)
-    with pytest.raises(ArgumentError, match="text must be one per sequence: got 1 text for 2 sequences"):
+    with pytest.raises(
+        ArgumentError, match="text must have one entry per sequence: got 1 text for 2 sequences"
+    ):
         of(heads, text="first")
-    with pytest.raises(ArgumentError, match="text must be one per sequence: got 3 texts for 2 sequences;"):
+    with pytest.raises(
+        ArgumentError, match="text must have one entry per sequence: got 3 texts for 2 sequences;"
+    ):
         of(heads, text=["a", "b", "c"])
     with pytest.raises(ArgumentError, match=r"query_tokens must name the tokens of one sequence: .* had 2"):
         of(heads, query_tokens=list("abcdefg"))
@@ -644,7 +648,7 @@ def test_two_texts_beside_each_other_can_be_flipped() -> None:
     assert len(of(before, beside=watched([2]), text="one").data["sources"]) == 2  # another model
     with pytest.raises(ArgumentError, match="beside must be Heads, or a list of them: got str"):
         of(before, beside=["heads"])
-    with pytest.raises(ArgumentError, match=r"got 3 texts for 1 sequences \(2 with those of beside\)"):
+    with pytest.raises(ArgumentError, match=r"got 3 texts for 1 sequences \(2 including those of beside=\)"):
         of(before, beside=after, text=["a", "b", "c"])
 
 

@@ -95,8 +95,10 @@ def a_page(
     ]  # fmt: skip
     role = {"name": "verb > object", "share": 0.75, "low": 0.6, "high": 0.85, "cases": 101,
             "rule": "+1 words", "rule_share": 0.5, "sentence": "finds the object of a verb"}  # fmt: skip
+    always = role | {"share": 1.0, "low": 0.964, "high": 1.0, "rule_share": 0.0}
+    nearly = role | {"share": 0.998, "low": None, "high": None, "rule_share": 0.002}
     source = {
-        "title": "mini", "roles": {"0.1": [role]}, "readings": held,
+        "title": "mini", "roles": {"0.1": [role], "0.2": [always, nearly]}, "readings": held,
         "layers": [{"name": "layer 2", "path": "layers.2", "kind": kind, "num_heads": count}],
     }  # fmt: skip
     label = {"name": "previous-token", "colour": "#2f5bd0", "score": "previous", "threshold": 0.5,
@@ -110,7 +112,7 @@ def a_page(
         "format": "headwise page 1", "version": "0", "heading": "mini: what its heads attend to",
         "start": {"layer": 0, "head": 0, "comparison": False},
         "sources": [source], "texts": texts, "labels": [label], "statistics": statistics, "flips": [],
-        "effects": None, "training": None, "alive": None,
+        "effects": None, "training": None, "alive": None, "served": None,
     }  # fmt: skip
     path = folder / "heads.html"
     path.write_text(page_of(data, blobs), "utf-8")
@@ -197,15 +199,20 @@ def test_title_label_role_and_statistics_stand_above_with_their_sentences(page: 
     assert page.text("#one-head .label-chip") == "previous-token 0.83"
     shown = page.text("#one-head")
     for words in (
-        "attends to the token just before the current one", "finds the object of a verb", "of 101 cases",
-        "0.60–0.85",
-        "“+1 words”, is right in 0.50", "how widely it looks", "how much the first token gets",
+        "attends to the token just before the current one", "finds the object of a verb in 75% of 101 cases",
+        "(95% interval 60–85%)", "“+1 words”, is right in 50% of them.", "how widely it looks",
+        "how much the first token gets",
     ):  # fmt: skip
         assert words in shown
     page.click("#one-head .next-head")
     page.wait("document.querySelector('#one-head').dataset.drawn === '0.0.0.2'")
     assert page.text("#head-title") == "Layer 2, head 2"
     assert page.evaluate("document.querySelector('.next-head').disabled")
+    always, nearly = page.evaluate(
+        "[...document.querySelectorAll('.roles li')].map(item => item.textContent)"
+    )
+    assert "in 100% of 101 cases (95% interval 96–100%);" in always and "is right in 0% of them." in always
+    assert "in >99% of 101 cases;" in nearly and "is right in <1% of them." in nearly
 
 
 def test_pointing_at_a_cell_tells_its_number_and_its_row(page: Page) -> None:

@@ -75,7 +75,7 @@ def page_data(layers: int, heads: int, tokens: int) -> tuple[dict[str, Any], Blo
         "sources": [{"title": "sample", "layers": named, "roles": {"1.3": [role]}, "readings": readings}],
         "texts": [[f"{NASTY}{n}" for n in range(tokens)]], "labels": labels,
         "statistics": [entropy | {"share": False}, first | {"share": True}], "flips": [flip],
-        "effects": None, "training": None, "alive": None,
+        "effects": None, "training": None, "alive": None, "served": None,
     }  # fmt: skip
     return data, blobs
 

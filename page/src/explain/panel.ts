@@ -34,7 +34,7 @@ export function drawPanel(panel: HTMLElement, map: FieldMap, r: number, c: numbe
     numbersOf(wanted, found, differs),
   );
   if (wanted === null) {
-    panel.append(el("p", null, "The expected result is smaller and has no such cell."));
+    panel.append(el("p", null, "The expected result has a smaller shape, without this cell."));
     return;
   }
   const right = sumBehind(field, r, c, at, "expected");
@@ -185,7 +185,7 @@ function softmaxTable(sum: Softmax): HTMLElement {
     body.append(el("tr", kind, rowName(term.label), cell(term.a), cell(term.power), share));
   }
   body.append(el("tr", { class: "bias" }, rowName("sum"), el("td"), cell(sum.sum), cell(1)));
-  const head = ["key", "x = hidden", power, "÷ sum"].map(columnName);
+  const head = ["key", "x = masked score", power, "÷ sum"].map(columnName);
   return el("table", { class: "terms" }, el("thead", null, el("tr", null, ...head)), body);
 }
 

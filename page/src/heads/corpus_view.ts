@@ -8,14 +8,14 @@ import type { OpenView, View } from "./view_kinds.ts";
 
 export const corpusView: View = {
   id: "corpus",
-  title: "Over documents",
+  title: "Statistics over documents",
   there: (app) => Boolean(app.data.corpus), // pages of before have no such field
   open,
 };
 
 const COLUMNS = ["mean", "std. dev.", "5%", "median", "95%", "dependence on the text"];
 const DEPENDENCE =
-  "W / (W + B): W is the variance of the head's number over documents, B that of all heads' means; 0 = the same in every text";
+  "W / (W + B), where W is the variance of this statistic over documents (for this head) and B is the variance of the means of all heads. 0 = the same in every text.";
 
 function open(app: App): OpenView {
   const data = app.data.corpus as CorpusData;

@@ -94,7 +94,7 @@ function open(app: App): OpenView {
     title.textContent = `${capital(headName(source, moved.layer, moved.head))}: ${changeOf(flip.words)}`;
     note.textContent =
       moved.distance === null
-        ? "No token of this head can be compared."
+        ? "For this head, the two texts have no query that can be compared."
         : `Mean change ${fixed(moved.distance, 3)} nats; largest change ${fixed(moved.largest, 3)} nats, at “${moved.token}”. ` +
           "Each head has its own colour scale for the difference.";
     const places = flip.layers[moved.layer];
@@ -102,7 +102,7 @@ function open(app: App): OpenView {
     maps.element.hidden = !together;
     if (!together) {
       note.textContent +=
-        " Its maps are not in this page, or are pooled differently, and cannot be compared.";
+        " The maps of this head are not in this page, or are pooled differently, so they cannot be compared.";
       return;
     }
     const { shown, rows, columns } = together;

@@ -23,8 +23,16 @@ export function labelLine(app: App, head: HeadData): HTMLElement {
   return el("p", { class: "label-line" }, chip, label ? ` ${label.sentence}` : null);
 }
 
+/** A share in whole percents; 0% and 100% are only those that are exactly that. */
+function percents(share: number): string {
+  const whole = Math.round(100 * share);
+  if (whole === 0 && share > 0) return "<1%";
+  return whole === 100 && share < 1 ? ">99%" : `${whole}%`;
+}
+
 function interval({ low, high }: RoleData): string {
-  return low === null || high === null ? "" : ` (95% interval ${short(low)}–${short(high)})`;
+  if (low === null || high === null) return "";
+  return ` (95% interval ${Math.round(100 * low)}–${Math.round(100 * high)}%)`;
 }
 
 /** Every role with its sentence, share, interval and the best rule that needs no model. */
@@ -36,12 +44,12 @@ export function rolesList(roles: RoleData[] | null): HTMLElement | null {
       null,
       el("b", null, role.name),
       ` ${role.sentence} in `,
-      figure(role.share),
+      el("b", { title: role.share.toPrecision(5) }, percents(role.share)),
       el(
         "span",
         { class: "quiet" },
         ` of ${counted(role.cases)} cases${interval(role)};` +
-          ` the best simple rule, “${role.rule}”, is right in ${short(role.rule_share)} of them.`,
+          ` the best simple rule, “${role.rule}”, is right in ${percents(role.rule_share)} of them.`,
       ),
     ),
   );

@@ -7,7 +7,7 @@
 
 import type { Child } from "../shared/elements.ts";
 import { el } from "../shared/elements.ts";
-import type { Cells } from "./packed.ts";
+import type { Cells, Region } from "./packed.ts";
 import type { ImageData } from "./page_data.ts";
 import type { Call } from "./sources.ts";
 
@@ -105,17 +105,42 @@ export function excerpt(tokens: string[] | null, [from, to]: [number, number], m
   return `${words(from, from + half)} … ${words(to + 1 - half, to + 1)}`;
 }
 
+/** The positions that cells cover, [from, to): of a part of a map fewer than all. */
+export function regionOf({ call }: Pick<Scene, "call">, cells: Cells): Region {
+  return cells.region ?? { queries: [0, call.queries], keys: [0, call.keys] };
+}
+
 /** Whether a cell of these stands for one query and one key. */
 export function isExact(scene: Scene, cells: Cells): boolean {
-  return cells.rows === scene.call.queries && cells.columns === scene.call.keys;
+  const { queries, keys } = regionOf(scene, cells);
+  return cells.rows === queries[1] - queries[0] && cells.columns === keys[1] - keys[0];
+}
+
+function coveredWithin(index: number, count: number, [from, to]: [number, number]): [number, number] {
+  const [first, last] = covered(index, count, to - from);
+  return [from + first, from + last];
 }
 
 export function rowRange(scene: Scene, cells: Cells, row: number): [number, number] {
-  return covered(row, cells.rows, scene.call.queries);
+  return coveredWithin(row, cells.rows, regionOf(scene, cells).queries);
 }
 
 export function columnRange(scene: Scene, cells: Cells, column: number): [number, number] {
-  return covered(column, cells.columns, scene.call.keys);
+  return coveredWithin(column, cells.columns, regionOf(scene, cells).keys);
+}
+
+function cellWithin(position: number, count: number, [from, to]: [number, number]): number | null {
+  return position < from || position >= to ? null : cellOf(position - from, count, to - from);
+}
+
+/** The row in which a query lies. Null: these cells do not cover it. */
+export function rowOf(scene: Scene, cells: Cells, query: number): number | null {
+  return cellWithin(query, cells.rows, regionOf(scene, cells).queries);
+}
+
+/** The column in which a key lies. Null: these cells do not cover it. */
+export function columnOf(scene: Scene, cells: Cells, key: number): number | null {
+  return cellWithin(key, cells.columns, regionOf(scene, cells).keys);
 }
 
 /** A row, as a sentence names it. */
@@ -142,8 +167,12 @@ export function ranked(cells: Cells, row: number): { column: number; weight: num
 /** The largest weights of a row: `"sat" (5) attends to: "cat" 0.62, "the" 0.11 …`. */
 export function rowSaid(scene: Scene, cells: Cells, row: number, most: number): Child[] {
   const best = ranked(cells, row);
-  const isOne = cells.rows === scene.call.queries;
-  if (best.length === 0) return [`${rowName(scene, cells, row)}: not generated yet`];
+  const [first, last] = rowRange(scene, cells, row);
+  const isOne = first === last;
+  const [from, to] = regionOf(scene, cells).keys;
+  const partial = to - from < scene.call.keys;
+  if (best.length === 0)
+    return [`${rowName(scene, cells, row)}: ${partial ? "these keys are masked" : "not generated yet"}`];
   const does = scene.written
     ? isOne
       ? "receives most from"
@@ -151,7 +180,8 @@ export function rowSaid(scene: Scene, cells: Cells, row: number, most: number): 
     : isOne
       ? "attends to"
       : "attend to";
-  const parts: Child[] = [el("span", { class: "who" }, rowName(scene, cells, row)), ` ${does}: `];
+  const among = partial ? `, among ${range("keys", "key", [from, to - 1])}` : ""; // larger weights may be elsewhere
+  const parts: Child[] = [el("span", { class: "who" }, rowName(scene, cells, row)), ` ${does}${among}: `];
   for (const [i, { column, weight }] of best.slice(0, most).entries()) {
     const [from, to] = columnRange(scene, cells, column);
     const tokens = scene.call.keyTokens;

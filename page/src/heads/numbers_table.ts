@@ -41,7 +41,7 @@ function columnsOf(app: App): Column[] {
     {
       name: "label",
       title: "label",
-      about: "what the head does, if a score is above the threshold of a label",
+      about: "what the head does; “mixed” if no score reaches the threshold of its label",
       value: (head) => head.label,
       text: (head) => head.label,
     },

@@ -12,6 +12,7 @@ import {
   largestOf,
   type Picture,
   regionSaid,
+  rowOf,
   rowSaid,
   type Scene,
   type Spot,
@@ -32,7 +33,7 @@ const REDRAWN: (keyof State | "sources")[] = [
   "source", "text", "layer", "head", "view", "measure", "step", "sources",
 ]; // biome-ignore format: a list
 const WRITTEN =
-  "Attention weight times ‖v W_O‖, the norm of what the key adds to the output, relative to the largest norm in the layer. A key can get a large weight and still add almost nothing (Kobayashi et al., 2020).";
+  "The attention weight multiplied by ‖v W_O‖. The product is the norm of what the key adds to the output. Values are divided by the largest ‖v W_O‖ of the layer. A key can get a large weight and still add almost nothing (Kobayashi et al., 2020).";
 
 export function oneHeadPanel(app: App): HTMLElement {
   const panel = byId("one-head");
@@ -103,7 +104,7 @@ export function oneHeadPanel(app: App): HTMLElement {
     const { cells, call } = scene;
     const pinned = app.state.token;
     const known = spot?.cells ?? cells;
-    const row = spot?.row ?? (pinned === null ? null : cellOf(pinned, known.rows, call.queries));
+    const row = spot?.row ?? (pinned === null ? null : rowOf(scene, known, pinned));
     const column = spot?.column ?? null;
     const rowWords =
       row === null
@@ -257,7 +258,7 @@ export function oneHeadPanel(app: App): HTMLElement {
     const notes = [
       written ? WRITTEN : "",
       call.leftOut > 0 ? `${counted(call.leftOut)} padded positions are not shown.` : "",
-      written && zoomed !== null && call.hasFiner(state.head)
+      written && zoomed !== null && (call.hasFiner(state.head) || call.hasRegions)
         ? "Finer cells are available for the weights only, not for weights × ‖v W_O‖."
         : "",
     ];

@@ -125,13 +125,11 @@ function explained(place: HTMLElement): void {
     mark.style.left = `${Math.sqrt(tick) * 100}%`;
     return mark;
   });
+  const about =
+    "Colour scale of attention weights from 0 to 1; the colour is proportional to the square root of the weight";
   const scale = el(
     "div",
-    {
-      class: "weights",
-      role: "img",
-      "aria-label": "Colour scale of attention weights from 0 to 1, by square root",
-    },
+    { class: "weights", role: "img", "aria-label": about, title: about },
     strip,
     ...ticks,
   );
@@ -164,7 +162,11 @@ function footer(app: App): void {
     el(
       "p",
       null,
-      `headwise ${app.data.version}. This page is a single file: it works offline and sends no data.`,
+      `headwise ${app.data.version}. ${
+        app.data.served
+          ? "This page sends what is typed to the Python process that runs the model, and to nobody else."
+          : "This page is a single file: it works offline and sends no data."
+      }`,
     ),
   );
 }

@@ -12,6 +12,13 @@ export interface Cells {
   rows: number;
   columns: number;
   values: Float32Array; // NaN: hidden, as under a mask
+  region?: Region; // the positions that the cells cover; left out: all of them
+}
+
+/** A part of a map, in positions: [from, to). */
+export interface Region {
+  queries: [number, number];
+  keys: [number, number];
 }
 
 const STEP = 2e-4;
@@ -34,6 +41,11 @@ export async function unpacked([from, to]: Blob): Promise<Uint8Array<ArrayBuffer
   const letters = atob(text.slice(from, to));
   const packed = new Uint8Array(letters.length);
   for (let i = 0; i < letters.length; i++) packed[i] = letters.charCodeAt(i);
+  return inflated(packed);
+}
+
+/** The bytes inside a zlib stream. */
+export async function inflated(packed: Uint8Array<ArrayBuffer>): Promise<Uint8Array<ArrayBuffer>> {
   const stream = new Response(packed).body!.pipeThrough(new DecompressionStream("deflate"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }

@@ -4,6 +4,8 @@
  * Numbers that are not finite are null. Letters: T queries, S keys, H heads, D channels of a head.
  */
 
+import { PROTOCOL, type ReadReply } from "./served/protocol.ts";
+
 /** Where a packed array lies in the text of #blobs: [from, to) in letters of base64; zlib inside. */
 export type Blob = [number, number];
 
@@ -21,6 +23,7 @@ export interface PageData {
   corpus: CorpusData | null;
   training: TrainingData | null;
   alive: AliveData | null;
+  served: ServedData | null; // a Python process answers this page
 }
 
 /** What the page opens on, unless its address says otherwise. */
@@ -186,7 +189,7 @@ export interface CorpusNumberData {
 
 export interface MoverData {
   document: string;
-  said: string; // "entropy 0.12: 4.1 standard deviations below the mean of this head over documents, 0.50"
+  said: string; // "entropy 0.12, 4.1 standard deviations below this head's mean over documents (0.50)"
   place: string; // "from 'because' (16) to 'mat' (9)", "" for none
 }
 
@@ -229,9 +232,25 @@ export interface AliveConfig {
   rope_dims: number;
 }
 
+/** A model that Python runs for this page. */
+export interface ServedData {
+  protocol: "headwise serve 1";
+  transport: "http" | "parent"; // "parent": by messages to the window around this frame, as in a notebook
+  channel: string; // of these messages; "" for http
+  title: string;
+  input: "text" | "image";
+  predicts: string; // "next token", "masked token", "class"; "": nothing
+  layers: LayerData[];
+  max_tokens: number; // longer texts are cut; 0 for images
+  mask_token: string | null; // "[MASK]", of a masked language model
+  first: ReadReply; // the example, already read
+}
+
 export function readData(): PageData {
   const held = document.getElementById("data")?.textContent ?? "";
   const data = JSON.parse(held) as PageData;
   if (data.format !== "headwise page 1") throw new Error(`this page cannot read ${data.format}`);
+  const protocol = data.served?.protocol ?? PROTOCOL;
+  if (protocol !== PROTOCOL) throw new Error(`this page cannot speak ${protocol}`);
   return data;
 }

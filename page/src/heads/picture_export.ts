@@ -8,7 +8,7 @@
 import { css, paintCells, weightColour } from "../shared/colours.ts";
 import { svg } from "../shared/elements.ts";
 import { styled } from "../shared/theme.ts";
-import { counted, covered, type Scene, short, shown } from "./head_scene.ts";
+import { columnRange, counted, isExact, regionOf, rowRange, type Scene, short, shown } from "./head_scene.ts";
 import type { Cells } from "./packed.ts";
 
 const MOST_RECTANGLES = 4096;
@@ -135,8 +135,8 @@ export function mapDrawing(scene: Scene, cells: Cells, part: Part | null): SVGSV
     values.set(cells.values.subarray(from, from + wide), row * wide);
   }
   const cut: Cells = { rows: high, columns: wide, values };
-  const { queryTokens, keyTokens, queries, keys } = scene.call;
-  const out = Math.max(high, wide) <= MOST_TOKENS && cells.rows === queries && cells.columns === keys;
+  const { queryTokens, keyTokens } = scene.call;
+  const out = Math.max(high, wide) <= MOST_TOKENS && isExact(scene, cells);
   const size = out ? 18 : Math.max(1, Math.round(640 / Math.max(high, wide)));
   const left = out ? 112 : 76;
   const top = out ? 104 : 22;
@@ -146,18 +146,21 @@ export function mapDrawing(scene: Scene, cells: Cells, part: Part | null): SVGSV
     cellsDrawn(cut, scene.most, [size, size]),
   );
   if (out) {
+    const { queries, keys } = regionOf(scene, cells);
     for (let row = 0; row < high; row++) {
-      const name = clipped(queryTokens?.[rows[0] + row] ?? String(rows[0] + row));
+      const query = queries[0] + rows[0] + row;
+      const name = clipped(queryTokens?.[query] ?? String(query));
       group.append(label(-6, row * size + size * 0.72, name, { anchor: "end" }));
     }
     for (let column = 0; column < wide; column++) {
-      const name = clipped(keyTokens?.[columns[0] + column] ?? String(columns[0] + column));
+      const key = keys[0] + columns[0] + column;
+      const name = clipped(keyTokens?.[key] ?? String(key));
       group.append(label(column * size + size * 0.72, -6, name, { turn: -90 }));
     }
   } else {
     for (let tick = 0; tick <= 4; tick++) {
-      const query = counted(covered(rows[0] + Math.round((high * tick) / 4), cells.rows, queries)[0]);
-      const key = counted(covered(columns[0] + Math.round((wide * tick) / 4), cells.columns, keys)[0]);
+      const query = counted(rowRange(scene, cells, rows[0] + Math.round((high * tick) / 4))[0]);
+      const key = counted(columnRange(scene, cells, columns[0] + Math.round((wide * tick) / 4))[0]);
       const quiet = { size: 10.5, fill: styled("--quiet") };
       group.append(label(-6, (high * size * tick) / 4 + 4, query, { ...quiet, anchor: "end" }));
       group.append(label((wide * size * tick) / 4, -7, key, { ...quiet, anchor: "middle" }));

@@ -1,10 +1,11 @@
 /**
- * Where maps come from: what was watched beforehand, or a model that runs in this page. Panels know only these.
+ * Where maps come from: what was watched beforehand, a model that runs in this page, or a model that Python runs for it.
+ * Panels know only these.
  *
  * Whatever a panel asks for twice is unpacked once: the last KEPT maps stay.
  */
 
-import { type Cells, unpacked, weights } from "./packed.ts";
+import { type Cells, type Region, unpacked, weights } from "./packed.ts";
 import type {
   CallData,
   HeadData,
@@ -39,6 +40,8 @@ export interface Call {
   written(head: number): Promise<Cells | null>;
   /** More cells than `cells` has. Null: there are none. */
   finer(head: number): Promise<Cells | null>;
+  /** Weights of a part of a pooled map, exact where they are few enough. Null: there are none, or it was aborted. */
+  region(head: number, region: Region, signal: AbortSignal): Promise<Cells | null>;
   /** The largest weights, largest first; of a pooled map as they were measured. Null: not measured. */
   pairs(head: number, most: number): Promise<Pair[] | null>;
   /** What a head says before W_O, [T, D]. Null: not collected. */
@@ -48,6 +51,7 @@ export interface Call {
   cosines(): Promise<number[][] | null>;
   hasWritten: boolean;
   hasOutput: boolean;
+  hasRegions: boolean;
   hasFiner(head: number): boolean;
 }
 
@@ -63,7 +67,9 @@ export interface Source {
   title: string;
   layers: LayerData[];
   readings: Reading[];
-  alive: boolean;
+  alive: boolean; // it was read while the page is open
+  /** The source is no longer shown: what it still waits for is dropped. */
+  close?(): void;
   /** The roles a head was found for. Null: nobody asked. */
   roles(layer: number, head: number): RoleData[] | null;
 }
@@ -118,7 +124,7 @@ class Kept {
   private readonly held = new Map<string, Promise<Cells>>();
 
   get(name: string, make: () => Promise<Cells>): Promise<Cells> {
-    const known = this.held.get(name) ?? make();
+    const known = this.held.get(name) ?? this.made(name, make);
     this.held.delete(name);
     this.held.set(name, known);
     for (const oldest of this.held.keys()) {
@@ -127,9 +133,15 @@ class Kept {
     }
     return known;
   }
+
+  private made(name: string, make: () => Promise<Cells>): Promise<Cells> {
+    const cells = make();
+    cells.catch(() => this.held.get(name) === cells && this.held.delete(name)); // a failure is tried again
+    return cells;
+  }
 }
 
-const kept = new Kept();
+export const kept = new Kept();
 
 class FileCall implements Call {
   readonly queries: number;
@@ -141,6 +153,7 @@ class FileCall implements Call {
   readonly steps: number[] | null;
   readonly hasWritten: boolean;
   readonly hasOutput: boolean;
+  readonly hasRegions = false;
 
   constructor(
     private readonly data: CallData,
@@ -186,6 +199,10 @@ class FileCall implements Call {
     return kept.get(`${this.name}.${head}f`, async () =>
       weights(await unpacked(held.map), held.rows, held.columns),
     );
+  }
+
+  async region(): Promise<null> {
+    return null;
   }
 
   async pairs(head: number, most: number): Promise<Pair[] | null> {

@@ -20,7 +20,7 @@ export interface State {
   beside: string; // compare: "source.text.layer.head", "" for none
   step: number | null; // of generation; null: the last
   checkpoint: number | null; // of training; null: the last
-  off: string; // heads that are switched off, "2.3,3.0"
+  off: string; // heads that are switched off or scaled, "2.3,3.0x0.5": see head_factors.ts
   typed: string; // what a live model reads; "": the text it came with
   against: string; // the text that it is compared with, "" for none
 }
@@ -46,7 +46,7 @@ export class App {
     readonly data: PageData,
     readonly sources: Source[],
   ) {
-    const view = data.sources[0]?.readings[0]?.image ? "image" : "map";
+    const view = sources[0]?.readings[0]?.image ? "image" : "map";
     const colour = data.corpus?.start ?? START.colour;
     this.start = { ...START, view, colour, layer: data.start.layer, head: data.start.head };
     this.state = { ...this.start };

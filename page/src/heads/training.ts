@@ -15,7 +15,7 @@ const LEFT = 46;
 
 export const trainingView: View = {
   id: "training",
-  title: "Over training",
+  title: "During training",
   there: (app) => app.data.training !== null && app.data.training.steps.length > 0,
   open,
 };

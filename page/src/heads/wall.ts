@@ -8,6 +8,7 @@
 import { labelColour } from "../shared/colours.ts";
 import { byId, el } from "../shared/elements.ts";
 import { onTheme } from "../shared/theme.ts";
+import { parsedFactors } from "./head_factors.ts";
 import type { App, Changed } from "./store.ts";
 import { fitted, type Line, Thumbnails } from "./thumbnails.ts";
 import { wallControls } from "./wall_controls.ts";
@@ -126,8 +127,8 @@ class Wall {
     this.list.classList.toggle("tinted", tint !== null);
     this.list.classList.toggle("labelled", app.state.colour === "label");
     this.list.classList.toggle("flowing", flowing);
-    const off = new Set(app.state.off.split(","));
-    for (const tile of tiles) dressed(app, tile, { flowing, by, tint, off });
+    const factors = parsedFactors(app.state.off, app.source.layers);
+    for (const tile of tiles) dressed(app, tile, { flowing, by, tint, factors });
     const names = app.source.layers.map((layer) => layer.name);
     const order = tiles.map(({ head, tall }) => [head.layer, head.head, tall]);
     const wanted = JSON.stringify([

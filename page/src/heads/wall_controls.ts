@@ -61,7 +61,7 @@ export function wallControls(app: App, place: HTMLElement): (offered: Measure[],
     {
       class: "role-note",
       title:
-        "Attends from a word to a related word, such as from a verb to its object. It finds the related word more often than any simple rule, such as “always the previous word”.",
+        "The head attends from a word to a related word, for example from a verb to its object, and does so more often than any simple rule, such as “always the previous word”, is right.",
     },
     el("span", { class: "role" }),
     "has a role",

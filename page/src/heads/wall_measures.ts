@@ -81,10 +81,11 @@ function roleMeasures(app: App): Bare[] {
   const share = true;
   const best: Bare = {
     name: "role",
-    title: "any role",
+    title: "best role",
     group,
     share,
-    sentence: "for the head's best role: share of cases in which it attends to the related word; from 0 to 1",
+    sentence:
+      "share of cases in which the head attends to the related word, for the head's best role; from 0 to 1",
     value: (head) => source.roles(head.layer, head.head)?.[0]?.share ?? null,
   };
   const single = [...sentences].map(([name, sentence]): Bare => {

@@ -3,6 +3,7 @@
 import { css, inkOn, labelColour, mixed, parsed, weightColour } from "../shared/colours.ts";
 import { el } from "../shared/elements.ts";
 import { isDark } from "../shared/theme.ts";
+import type { Factors } from "./head_factors.ts";
 import type { HeadData } from "./page_data.ts";
 import type { App } from "./store.ts";
 import { bounds, labelOf, type Measure, named, shortLabel, shown } from "./wall_measures.ts";
@@ -55,13 +56,13 @@ export interface Dress {
   flowing: boolean;
   by: Measure | null; // what sorts them
   tint: Tint | null; // null: maps are shown
-  off: Set<string>;
+  factors: Factors; // of heads that are switched off or scaled
 }
 
 /** Colours a tile; returns what it says. */
 export type Tint = (tile: Tile) => string[];
 
-export function dressed(app: App, tile: Tile, { flowing, by, tint, off }: Dress): void {
+export function dressed(app: App, tile: Tile, { flowing, by, tint, factors }: Dress): void {
   const { head, element } = tile;
   const label = labelOf(app, head);
   const value = by === null ? head.score : by.value(head);
@@ -69,14 +70,16 @@ export function dressed(app: App, tile: Tile, { flowing, by, tint, off }: Dress)
   tile.name.dataset.text = flowing ? name : String(head.head);
   tile.value.dataset.text = flowing && value !== null ? shown(value, by?.digits) : "";
   element.style.setProperty("--label", labelColour(label));
-  element.classList.toggle("off", off.has(name));
+  const factor = factors.get(name) ?? 1;
+  element.classList.toggle("off", factor === 0);
   const parts = [`${app.source.layers[head.layer].name} head ${head.head}, ${head.label}`];
   if (head.score !== null && head.label !== "mixed") parts[0] += ` ${head.score.toFixed(2)}`;
   if (by !== null) parts.push(`${by.title} ${shown(value, by.digits)}`);
   if (tint !== null) parts.push(...tint(tile));
   const roles = (app.source.roles(head.layer, head.head) ?? []).map((role) => role.name);
   if (roles.length > 0) parts.push(`role ${roles.join(", ")}`);
-  if (off.has(name)) parts.push("switched off");
+  if (factor === 0) parts.push("switched off");
+  else if (factor !== 1) parts.push(`output × ${factor.toFixed(1)}`);
   element.setAttribute("aria-label", [...new Set(parts)].join(", "));
   element.title = [...new Set(parts), ...(label ? [label.sentence] : [])].join("\n");
 }

@@ -2,18 +2,33 @@
  * A map of a long text: positions on both sides, a part of it as large as the frame.
  *
  * Zoom: buttons, + − 0, control and wheel, a frame drawn with the mouse, a double click. Finer cells are unpacked when
- * somebody looks closer.
+ * somebody looks closer; of a map that Python serves, the part that is seen is fetched in full detail and drawn over it.
  */
 
 import { paintCells } from "../shared/colours.ts";
 import { el } from "../shared/elements.ts";
-import { cellOf, counted, excerpt, type Hand, type Picture, type Scene, type Spot } from "./head_scene.ts";
+import {
+  columnOf,
+  columnRange,
+  counted,
+  excerpt,
+  type Hand,
+  isExact,
+  type Picture,
+  regionOf,
+  rowOf,
+  rowRange,
+  type Scene,
+  type Spot,
+} from "./head_scene.ts";
+import type { Cells, Region } from "./packed.ts";
 import { mapDrawing } from "./picture_export.ts";
 
 const LEFT = 66; // CSS pixels for positions
 const TOP = 22;
 const CLOSEST = 6; // cells across, at least
 const DRAGGED = 6; // pixels from which on a press is a frame
+const SETTLED = 150; // milliseconds without another zoom, before a region is asked for
 
 /** Shares of the map, from 0 to 1: what is seen of it. */
 interface Window {
@@ -84,9 +99,75 @@ export function zoomedMap(
   let spot: Spot | null = null;
   let pinned: number | null = null;
   let asked = false; // for finer cells
+  let detail: Cells | null = null; // of a region, drawn over `cells`
+  let timer = 0;
+  let request: AbortController | null = null; // for a region
   const source = document.createElement("canvas");
+  const detailSource = document.createElement("canvas");
 
-  const repaint = () => paintCells(source, cells, { most: scene.most });
+  const repaint = () => {
+    paintCells(source, cells, { most: scene.most });
+    if (detail !== null) paintCells(detailSource, detail, { most: scene.most });
+  };
+
+  /** The positions that can be seen, [from, to). */
+  const visible = (): Region => {
+    const positions = (start: number, size: number, total: number): [number, number] => [
+      Math.floor(start * total + 1e-9),
+      Math.min(
+        total,
+        Math.max(Math.floor(start * total + 1e-9) + 1, Math.ceil((start + size) * total - 1e-9)),
+      ),
+    ];
+    return {
+      queries: positions(view.y, view.height, call.queries),
+      keys: positions(view.x, view.width, call.keys),
+    };
+  };
+
+  const inside = (inner: [number, number], outer: [number, number]) =>
+    inner[0] >= outer[0] && inner[1] <= outer[1];
+
+  /** Whether the cells of the region cover all that can be seen. */
+  const coversView = (region: Region): boolean => {
+    const { queries, keys } = visible();
+    return inside(queries, region.queries) && inside(keys, region.keys);
+  };
+
+  /** The finest cells that are drawn at a position. */
+  const finestAt = (query: number, key: number): Cells => {
+    if (detail === null) return cells;
+    return rowOf(scene, detail, query) === null || columnOf(scene, detail, key) === null ? cells : detail;
+  };
+
+  /** Ask for what can be seen in full detail, a moment after the last zoom; the newest wins. */
+  const askRegion = () => {
+    clearTimeout(timer);
+    request?.abort();
+    request = null;
+    if (scene.written || !call.hasRegions) return;
+    if (view.width >= 1 && view.height >= 1) {
+      detail = null;
+      return;
+    }
+    const region = visible();
+    if (detail !== null && coversView(regionOf(scene, detail))) {
+      const drawn = regionOf(scene, detail);
+      const same = inside(drawn.queries, region.queries) && inside(drawn.keys, region.keys);
+      if (same || isExact(scene, detail)) return;
+    }
+    timer = window.setTimeout(() => {
+      if (!outer.isConnected) return;
+      request = new AbortController();
+      const { signal } = request;
+      void call.region(scene.head, region, signal).then((found) => {
+        if (found === null || signal.aborted || !outer.isConnected) return;
+        detail = found;
+        repaint();
+        draw();
+      });
+    }, SETTLED);
+  };
 
   const refine = () => {
     if (asked || scene.written || !call.hasFiner(scene.head)) return;
@@ -119,33 +200,71 @@ export function zoomedMap(
     return made;
   };
 
-  const box = (mark: HTMLElement, row: number | null, column: number | null) => {
+  /** Where a cell lies on a side of the map, in shares of it. */
+  const extent = (at: number, count: number, [from, to]: [number, number], total: number) =>
+    [at, at + 1].map((edge) => (from + (edge * (to - from)) / count) / total);
+  const rowExtent = (grid: Cells, row: number) =>
+    extent(row, grid.rows, regionOf(scene, grid).queries, call.queries);
+  const columnExtent = (grid: Cells, column: number) =>
+    extent(column, grid.columns, regionOf(scene, grid).keys, call.keys);
+
+  const box = (mark: HTMLElement, grid: Cells, row: number | null, column: number | null) => {
     mark.hidden = row === null;
     if (row === null) return;
     const place = (
       name: "top" | "left",
       length: "height" | "width",
-      at: number,
-      count: number,
+      [first, last]: number[],
       from: number,
       size: number,
     ) => {
-      const start = Math.max(0, ((at / count - from) / size) * side);
-      const end = Math.min(side, (((at + 1) / count - from) / size) * side);
+      const start = Math.max(0, ((first - from) / size) * side);
+      const end = Math.min(side, ((last - from) / size) * side);
       if (end <= 0 || start >= side) mark.hidden = true;
       mark.style[name] = `${start}px`;
       mark.style[length] = `${Math.max(2, end - start)}px`;
     };
-    place("top", "height", row, cells.rows, view.y, view.height);
+    place("top", "height", rowExtent(grid, row), view.y, view.height);
     if (column === null) {
       mark.style.left = "0";
       mark.style.width = `${side}px`;
-    } else place("left", "width", column, cells.columns, view.x, view.width);
+    } else place("left", "width", columnExtent(grid, column), view.x, view.width);
   };
 
   const marks = () => {
-    box(rowMark, pinned === null ? null : cellOf(pinned, cells.rows, call.queries), null);
-    box(cellMark, spot?.row ?? null, spot?.column ?? null);
+    const row = pinned === null || detail === null ? null : rowOf(scene, detail, pinned);
+    if (detail !== null && row !== null) box(rowMark, detail, row, null);
+    else box(rowMark, cells, pinned === null ? null : rowOf(scene, cells, pinned), null);
+    box(cellMark, spot?.cells ?? cells, spot?.row ?? null, spot?.column ?? null);
+  };
+
+  /** The region's cells in their place, as far as they can be seen. */
+  const drawDetail = (brush: CanvasRenderingContext2D, dots: number) => {
+    delete canvas.dataset.region;
+    if (detail === null) return;
+    const { queries, keys } = regionOf(scene, detail);
+    const shownPart = (
+      start: number,
+      size: number,
+      [from, to]: [number, number],
+      total: number,
+      count: number,
+    ) => {
+      const first = Math.max(start, from / total);
+      const last = Math.min(start + size, to / total);
+      const cell = (share: number) => ((share * total - from) / (to - from)) * count;
+      return {
+        from: cell(first),
+        length: cell(last) - cell(first),
+        to: ((first - start) / size) * dots,
+        room: ((last - first) / size) * dots,
+      };
+    };
+    const x = shownPart(view.x, view.width, keys, call.keys, detail.columns);
+    const y = shownPart(view.y, view.height, queries, call.queries, detail.rows);
+    if (x.length <= 0 || y.length <= 0) return;
+    brush.drawImage(detailSource, x.from, y.from, x.length, y.length, x.to, y.to, x.room, y.room);
+    canvas.dataset.region = `${queries.join("-")},${keys.join("-")}`;
   };
 
   const draw = () => {
@@ -161,6 +280,7 @@ export function zoomedMap(
       view.x * columns, view.y * rows, view.width * columns, view.height * rows,
       0, 0, dots, dots,
     ); // biome-ignore format: from and to
+    drawDetail(brush, dots);
     across.replaceChildren(...ticks(view.x, view.width, call.keys, false));
     down.replaceChildren(...ticks(view.y, view.height, call.queries, true));
     const last = (start: number, size: number, total: number): [number, number] => [
@@ -170,9 +290,11 @@ export function zoomedMap(
     const queries = last(view.y, view.height, call.queries);
     const keys = last(view.x, view.width, call.keys);
     const finest = cells === scene.cells ? "" : " (the finest available)";
+    const covering = detail !== null && coversView(regionOf(scene, detail)) ? detail : null;
+    const count = covering ?? cells;
     seen.textContent =
       `Shown: queries ${counted(queries[0])}–${counted(queries[1])}, keys ${counted(keys[0])}–${counted(keys[1])}` +
-      ` of ${counted(call.queries)} × ${counted(call.keys)}, in ${counted(rows)} × ${counted(columns)} cells${finest}.`;
+      ` of ${counted(call.queries)} × ${counted(call.keys)}, in ${counted(count.rows)} × ${counted(count.columns)} cells${finest}.`;
     const queryWords = excerpt(call.queryTokens, queries, 10);
     const keyWords = excerpt(call.keyTokens, keys, 10);
     sample.textContent = queryWords || keyWords ? `Queries: “${queryWords}”; keys: “${keyWords}”` : "";
@@ -183,15 +305,20 @@ export function zoomedMap(
     moved(keys);
   };
 
-  const least = () => Math.min(1, CLOSEST / Math.min(cells.columns, cells.rows));
+  const least = () => {
+    const regions = call.hasRegions && !scene.written;
+    const count = regions ? Math.min(call.queries, call.keys) : Math.min(cells.columns, cells.rows);
+    return Math.min(1, CLOSEST / count);
+  };
 
   const show = (wanted: Window) => {
     const size = (length: number) => Math.min(1, Math.max(least(), length));
     const width = size(wanted.width);
     const height = size(wanted.height);
-    const inside = (at: number, length: number) => Math.min(1 - length, Math.max(0, at));
-    view = { width, height, x: inside(wanted.x, width), y: inside(wanted.y, height) };
+    const start = (at: number, length: number) => Math.min(1 - length, Math.max(0, at));
+    view = { width, height, x: start(wanted.x, width), y: start(wanted.y, height) };
     if (width < 1) refine();
+    askRegion();
     draw();
   };
 
@@ -209,9 +336,15 @@ export function zoomedMap(
   const under = (event: MouseEvent): Spot | null => {
     const [x, y] = shares(event);
     if (x < 0 || x >= 1 || y < 0 || y >= 1) return null;
-    const row = Math.min(cells.rows - 1, Math.floor((view.y + y * view.height) * cells.rows));
-    const column = Math.min(cells.columns - 1, Math.floor((view.x + x * view.width) * cells.columns));
-    return { row, column, cells };
+    const [down, right] = [view.y + y * view.height, view.x + x * view.width];
+    const at = (share: number, total: number) => Math.min(total - 1, Math.floor(share * total));
+    const finest = finestAt(at(down, call.queries), at(right, call.keys));
+    const { queries, keys } = regionOf(scene, finest);
+    const cell = (share: number, total: number, [from, to]: [number, number], count: number) =>
+      Math.min(count - 1, Math.max(0, Math.floor(((share * total - from) / (to - from)) * count)));
+    const row = cell(down, call.queries, queries, finest.rows);
+    const column = cell(right, call.keys, keys, finest.columns);
+    return { row, column, cells: finest };
   };
 
   let pressed: [number, number] | null = null;
@@ -264,7 +397,7 @@ export function zoomedMap(
     }
     const at = under(event);
     if (at === null || at.row === null) return;
-    hand.pin(Math.ceil((at.row * call.queries) / cells.rows));
+    hand.pin(rowRange(scene, at.cells, at.row)[0]);
     hand.point(at);
   });
   field.addEventListener("dblclick", (event) => zoomAt(2, ...shares(event)));
@@ -286,20 +419,32 @@ export function zoomedMap(
 
   /** The cell that is read, one step on; the view follows it. */
   const step = (dx: number, dy: number) => {
-    const [top, left] = [
-      part(view.y, view.height, cells.rows)[0],
-      part(view.x, view.width, cells.columns)[0],
-    ];
     const clamp = (at: number, count: number) => Math.min(count - 1, Math.max(0, at));
-    const known = spot?.row != null && spot.column !== null && spot.cells === cells ? spot : null;
-    const row = known ? clamp((known.row ?? 0) + dy, cells.rows) : top;
-    const column = known ? clamp((known.column ?? 0) + dx, cells.columns) : left;
-    const follow = (at: number, count: number, start: number, size: number) =>
-      at / count < start ? at / count : (at + 1) / count > start + size ? (at + 1) / count - size : start;
-    const x = follow(column, cells.columns, view.x, view.width);
-    const y = follow(row, cells.rows, view.y, view.height);
+    /** The position beside a range, or its first. */
+    const next = ([first, last]: [number, number], by: number, total: number) =>
+      clamp(by > 0 ? last + 1 : by < 0 ? first - 1 : first, total);
+    let grid = cells;
+    let row = part(view.y, view.height, cells.rows)[0];
+    let column = part(view.x, view.width, cells.columns)[0];
+    const { queries, keys } = visible();
+    let position: [number, number] | null =
+      finestAt(queries[0], keys[0]) === cells ? null : [queries[0], keys[0]];
+    if (spot !== null && spot.row !== null && spot.column !== null)
+      position = [
+        next(rowRange(scene, spot.cells, spot.row), dy, call.queries),
+        next(columnRange(scene, spot.cells, spot.column), dx, call.keys),
+      ];
+    if (position !== null) {
+      grid = finestAt(...position);
+      row = rowOf(scene, grid, position[0]) ?? row;
+      column = columnOf(scene, grid, position[1]) ?? column;
+    }
+    const follow = ([first, last]: number[], start: number, size: number) =>
+      first < start - 1e-9 ? first : last > start + size + 1e-9 ? last - size : start;
+    const x = follow(columnExtent(grid, column), view.x, view.width);
+    const y = follow(rowExtent(grid, row), view.y, view.height);
     if (x !== view.x || y !== view.y) show({ ...view, x, y });
-    hand.point({ row, column, cells });
+    hand.point({ row, column, cells: grid });
   };
 
   const ARROWS: Record<string, [number, number]> = {
@@ -323,23 +468,31 @@ export function zoomedMap(
         if (event.shiftKey || still) step(dx, dy);
         else show({ ...view, x: view.x + (dx * view.width) / 4, y: view.y + (dy * view.height) / 4 });
       } else if (event.key === "Enter" && spot?.row != null) {
-        hand.pin(Math.ceil((spot.row * call.queries) / cells.rows));
+        hand.pin(rowRange(scene, spot.cells, spot.row)[0]);
       } else return false;
       return true;
     },
     mark(nowPinned, nowSpot) {
       pinned = nowPinned;
-      spot = nowSpot?.cells === cells ? nowSpot : null;
+      spot = nowSpot;
       marks();
     },
     paint() {
       repaint();
       draw();
     },
-    drawn: () =>
-      mapDrawing(scene, cells, {
+    drawn() {
+      if (detail !== null && coversView(regionOf(scene, detail))) {
+        const { queries, keys } = visible();
+        return mapDrawing(scene, detail, {
+          rows: [rowOf(scene, detail, queries[0])!, rowOf(scene, detail, queries[1] - 1)! + 1],
+          columns: [columnOf(scene, detail, keys[0])!, columnOf(scene, detail, keys[1] - 1)! + 1],
+        });
+      }
+      return mapDrawing(scene, cells, {
         rows: part(view.y, view.height, cells.rows),
         columns: part(view.x, view.width, cells.columns),
-      }),
+      });
+    },
   };
 }

@@ -46,6 +46,7 @@ def application() -> typer.Typer:
         import typer
     from .check_verb import check, explain
     from .learn_verbs import learn
+    from .serve_verb import serve
     from .verbs import doctor, look, presets, start, survey
 
     verbs = (
@@ -53,6 +54,7 @@ def application() -> typer.Typer:
         check,
         explain,
         survey,
+        serve,
         presets,
         doctor,
     )

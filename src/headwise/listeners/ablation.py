@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError, ShapeError, nearest
 from ..functional import attention
-from ..heads.layer_names import ByLayer, GivenByLayer
+from ..heads.layer_names import ByLayer, GivenByLayer, path_in_words
 from ..indexing import take
 from ..masks import Mask
 from ..models.batches import Loss, as_batches, checked_loss, run
@@ -106,6 +106,37 @@ def ablate(
     return Changing(model, chosen, change, fallback)
 
 
+def scaled_heads(model: nn.Module, factors: Mapping[tuple[str, int], float]) -> Changing:
+    """Multiply outputs of heads, before concatenation and W_O, inside a `with` block.
+
+    Args:
+        factors: by path of the layer and head; 0 is the same as `ablate` with method="zero".
+
+    Raises:
+        ArgumentError: an unknown layer. In the model's forward: a head that the layer does not have.
+        AttentionBypassed: a layer whose head outputs cannot be read.
+
+    Example:
+        >>> from headwise.nn import MultiHeadAttention
+        >>> mha, x = MultiHeadAttention(8, 4), torch.randn(1, 3, 8)
+        >>> with scaled_heads(mha, {("", 1): 0.0}), torch.no_grad():
+        ...     output, _ = mha(x)
+        >>> with ablate(mha, [(0, 1)]), torch.no_grad():
+        ...     torch.equal(output, mha(x)[0])
+        True
+    """
+
+    def change(call: LayerCall, index: Tensor, output: Tensor) -> Tensor:
+        path = base_of(call.path)
+        chosen = [factors.get((call.path, head), factors.get((path, head), 1.0)) for head in index.tolist()]
+        scaled = output.index_select(1, index) * output.new_tensor(chosen)[:, None, None]
+        off = index[torch.tensor([factor == 0 for factor in chosen], device=index.device)]
+        # 0 times an infinite number would be NaN
+        return output.index_copy(1, index, scaled).index_fill(1, off, 0)
+
+    return Changing(model, ChosenHeads(model, list(factors)), change, "eager")
+
+
 def head_means(
     model: nn.Module, batches: Iterable[object], *, fallback: str | None = None
 ) -> ByLayer[Tensor]:
@@ -161,13 +192,13 @@ def _mean(total: Tensor, count: Tensor) -> Tensor:
 
 
 def _means_of_call(means: Mapping[str, Tensor], call: LayerCall, output: Tensor) -> Tensor:
-    """Return the means of this visit or, if there are none, of the layer, [H, Dv]."""
+    """Return the means of this run of the layer or, if there are none, of the layer, [H, Dv]."""
     mean = of_visit(means, call.path, "means", maker="head_means")
     want = (output.shape[1], output.shape[3])
     if tuple(mean.shape) != want:
         raise ShapeError(
-            f"means must be [H, Dv] = {list(want)} in {call.path}: got {list(mean.shape)}; compute them "
-            "with head_means for this model"
+            f"means must be [H, Dv] = {list(want)} in {path_in_words(call.path)}: got {list(mean.shape)}; "
+            "compute them with head_means for this model"
         )
     return mean
 
@@ -347,7 +378,7 @@ def count_examples(inputs: Sequence[Tensor], visits: Sequence[Visit]) -> int:
 def _listed(sizes: Mapping[str, int]) -> str:
     """Return each batch size with one layer that has it, as text."""
     first = {B: path for path, B in reversed(list(sizes.items()))}
-    return ", ".join(f"{B} in {path}" for B, path in sorted(first.items()))
+    return ", ".join(f"{B} in {path_in_words(path)}" for B, path in sorted(first.items()))
 
 
 def _are_consecutive(inputs: Sequence[Tensor], visits: Sequence[Visit], N: int, dim: int) -> bool:

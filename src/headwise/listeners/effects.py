@@ -44,12 +44,12 @@ Words = list[tuple[str, float]]  # words and their probabilities, the likeliest 
 
 UNITS = {NEXT: "nats", MASKED: "nats", OUTPUT: "of its norm"}
 SENTENCES = {
-    NEXT: "KL divergence of the next token's probabilities with all heads from those without the head, in "
-    "nats. 0 = no effect.",
-    MASKED: "KL divergence of the masked token's probabilities with all heads from those without the "
-    "head, in nats. 0 = no effect.",
-    OUTPUT: "Norm of the change of the model's output without the head, divided by the norm of the "
-    "output. 0 = no effect.",
+    NEXT: "KL divergence between the distributions of the next token with all heads and without this head, "
+    "KL(all heads ‖ without the head), in nats. 0 = no effect.",
+    MASKED: "KL divergence between the distributions of the masked token with all heads and without this "
+    "head, KL(all heads ‖ without the head), in nats. 0 = no effect.",
+    OUTPUT: "Norm of the change in the model's output when the head is switched off, divided by the norm of "
+    "the output. 0 = no effect.",
 }
 PAST = ("past_key_values", "cache", "cache_params")  # caches, to which every run would add
 SHOWN = 3  # how many heads and words are named below the numbers
@@ -228,7 +228,7 @@ def effects(
             f"tokenizer must name tokens: {type(tokenizer).__name__} has no convert_ids_to_tokens; pass "
             "the model's own tokenizer, or none"
         )
-    _check_eval_mode(model, also_dropout=True)
+    check_eval_mode(model, also_dropout=True)
     _check_inputs(inputs)
     with attaching as attachment:
         output = run(model, inputs)
@@ -261,7 +261,7 @@ def effects(
     return Effects(by_sequence, comparison.of, attachment.names, words, after)
 
 
-def _check_eval_mode(model: nn.Module, also_dropout: bool = False) -> None:
+def check_eval_mode(model: nn.Module, also_dropout: bool = False) -> None:
     """Raise `ArgumentError` for a model in training mode; `also_dropout`: name its largest dropout."""
     training = [module for module in model.modules() if module.training]
     if not training:
@@ -337,7 +337,7 @@ def role_effects(
         raise ArgumentError(
             f"roles must be the result of headwise.roles: got {type(roles).__name__}; pass the whole `Roles`"
         )
-    _check_eval_mode(model)
+    check_eval_mode(model)
     measurable = [(name, behaviour) for name in roles.found for behaviour in behaviours_of(name)]
     without_behaviour = [name for name in roles.found if not behaviours_of(name)]
     language_model = LanguageModel(model)

@@ -44,7 +44,7 @@ class Comparison:
 
     def read(self, output: object) -> Tensor:
         """Return logits at one position of each sequence, [B, V], or the full output, [B, positions, E]."""
-        return self._rows(_tensor_of(output)).double()
+        return self._rows(tensor_of(output)).double()
 
     def check(self, model: nn.Module, before: Tensor) -> None:
         """Raise `ArgumentError` if the output has NaN or infinite values; a logit may be minus infinity."""
@@ -68,7 +68,7 @@ class Comparison:
         return terms.sum(-1).clamp(min=0)  # rounding may make it negative
 
 
-def _tensor_of(output: object) -> Tensor:
+def tensor_of(output: object) -> Tensor:
     """Return the logits of an output, else its last hidden state, else its first tensor."""
     for name in ("logits", "last_hidden_state"):
         value = getattr(output, name, None)
@@ -91,7 +91,7 @@ def comparison_of(
 
     calls: the attention calls of that run.
     """
-    tensor = _tensor_of(output)
+    tensor = tensor_of(output)
     ids = _ids_of(inputs)
     if tensor.ndim == 3 and _is_vocabulary(model, output, tensor.shape[-1], ids, tokenizer):
         B, T = tensor.shape[:2]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import json
 import os
 import re
 import threading
@@ -33,6 +34,9 @@ BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # as sentencepiece writes one
 FROM_FILES: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}  # of transformers
 BUILT_IN = ("config.json", "model.safetensors", "tokenizer.json")
 VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model")  # without one, transformers creates an empty one
+HEADS = re.compile(
+    r"For(CausalLM|MaskedLM|PreTraining|SequenceClassification)$|LMHeadModel$"
+)  # classes of it
 NOT_NEEDED = "pooler"  # on top of many encoders, missing in many files; attention does not use it
 
 
@@ -124,6 +128,21 @@ def load(
     return _load_theirs(folder, title)
 
 
+def load_with_head(name_or_path: str | os.PathLike[str]) -> Pretrained:
+    """Return a trained model as `load` does; one of transformers has the output layer that its config names.
+
+    That of a language model, of a masked language model or of a classifier is kept, so that the model
+    predicts something. A model that was saved without one has none.
+    """
+    folder, title = _place_of(name_or_path)
+    if name_or_path == MINI or model_files.is_ours(folder):
+        return _load_ours(folder, title)
+    with needed("transformers", "trained models need transformers"):
+        import transformers  # noqa: F401
+    _check_files(folder)
+    return _load_theirs(folder, title, with_head=True)
+
+
 def _place_of(name_or_path: str | os.PathLike[str] | None) -> tuple[Path, str]:
     """Return the folder of a model, and what to call it."""
     if name_or_path in (None, MINI):
@@ -189,14 +208,16 @@ def _load_ours(folder: Path, title: str) -> Pretrained:
     return Pretrained(model, tokenizer, title)
 
 
-def _load_theirs(folder: Path, title: str) -> Pretrained:
+def _load_theirs(folder: Path, title: str, *, with_head: bool = False) -> Pretrained:
     """Load a model of transformers from a folder, without network."""
-    from transformers import AutoModel, AutoTokenizer
+    from transformers import AutoTokenizer
+
+    kind = _class_of(folder, with_head)
 
     with quietly():
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, **FROM_FILES)
-            model, info = AutoModel.from_pretrained(
+            model, info = kind.from_pretrained(
                 folder, use_safetensors=True, output_loading_info=True, **FROM_FILES
             )
         except Exception as error:  # damaged files raise many classes
@@ -213,6 +234,21 @@ def _load_theirs(folder: Path, title: str) -> Pretrained:
     if getattr(model.config, "is_encoder_decoder", False):
         model, title = model.get_encoder(), f"{title}, encoder"
     return Pretrained(model.eval(), tokenizer, title)
+
+
+def _class_of(folder: Path, with_head: bool) -> Any:
+    """Return the class of transformers that loads a model, with its output layer if `with_head`."""
+    import transformers
+
+    if with_head:
+        try:
+            names = json.loads((folder / "config.json").read_text("utf-8")).get("architectures") or []
+        except (ValueError, AttributeError):  # a damaged file: `from_pretrained` says so
+            names = []
+        for name in names:
+            if isinstance(name, str) and HEADS.search(name) and hasattr(transformers, name):
+                return getattr(transformers, name)
+    return transformers.AutoModel
 
 
 def _load_tokenizer(folder: Path, title: str) -> Tokenizer:
@@ -311,8 +347,8 @@ def from_hub(name: str) -> Path:
         first = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "check the name and the network"
         raise ArgumentError(
             f"model must be a folder, or on a hub that can be reached: there is no folder {name!r}, and "
-            f"the hub failed ({_in_one_line(error.__cause__ or error)}); {first}, or where there is a "
-            f"network: hf download {name} --local-dir {folder}, and copy that folder here: it is the model "
+            f"the hub failed ({_in_one_line(error.__cause__ or error)}); {first}; or, on a machine with "
+            f"network access, run hf download {name} --local-dir {folder}, copy that folder here and pass "
             f"./{folder}"
         ) from error
 
@@ -384,13 +420,17 @@ def read(text: str, model: nn.Module, tokenizer: Tokenizer, *, most: int = MOST_
     unknown = getattr(tokenizer, "unk_token_id", None)
     if all(token in special and token != unknown for token in ids):
         raise ArgumentError("text must hold at least one word: found 0; try a sentence")
+    size: int | None
     if isinstance(model, Transformer):
         size, inputs = model.config.vocab_size, {"ids": encoded["input_ids"]}
     else:
-        size = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+        embedded = getattr(model, "get_input_embeddings", lambda: None)()
+        size = getattr(embedded, "num_embeddings", None)
         parameters = inspect.signature(model.forward).parameters
         inputs = {name: value for name, value in encoded.items() if name in parameters}
-    if max(ids) >= size:
+        if not inputs:  # a model of the user's own: ids are its first argument
+            inputs = {next(iter(parameters), "input_ids"): encoded["input_ids"]}
+    if size is not None and max(ids) >= size:
         raise ArgumentError(
             f"tokenizer must fit the model: token {max(ids)} for a vocabulary of {size}; use the model's own"
         )
@@ -402,7 +442,7 @@ def most_tokens(model: nn.Module, tokenizer: Tokenizer) -> int | None:
     field = "max_length" if isinstance(model, Transformer) else "max_position_embeddings"
     limits = [
         getattr(tokenizer, "model_max_length", UNLIMITED),
-        getattr(model.config, field, None) or UNLIMITED,
+        getattr(getattr(model, "config", None), field, None) or UNLIMITED,
     ]
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):

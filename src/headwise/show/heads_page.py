@@ -27,8 +27,8 @@ from ..engines.statistics import ROW_STATISTICS, Statistics
 from ..errors import ArgumentError, ShapeError
 from ..heads.collection import Heads, PageSource
 from ..heads.layer import LABELS, MIXED, NOTHING_CLEAR
-from ..heads.layer_names import Layer
-from ..heads.roles import Roles
+from ..heads.layer_names import Layer, path_in_words
+from ..heads.roles import Roles, rule_in_words
 from ..listeners.capture import Tokens, is_punctuation
 from ..models.byte_pairs import BytePairs
 from ..models.pretrained import Pretrained
@@ -82,7 +82,7 @@ def page_of(data: dict[str, Any], blobs: Blobs) -> str:
     """Return the page that holds this data."""
     template, style, script = built("heads")
     fill = {
-        "POLICY": policy(style=style, script=script, images=True, wasm=True),
+        "POLICY": policy(style=style, script=script, images=True, wasm=True, ask=_asks(data)),
         "STYLE": style,
         "TITLE": html.escape(plain(data["heading"], 120)),
         "DATA": _as_script(data),
@@ -90,6 +90,11 @@ def page_of(data: dict[str, Any], blobs: Blobs) -> str:
         "SCRIPT": script,
     }
     return filled(template, fill)
+
+
+def _asks(data: Mapping[str, Any]) -> bool:
+    """Return True if the page asks the server that it came from."""
+    return data["served"] is not None and data["served"]["transport"] == "http"
 
 
 ESCAPED = str.maketrans(
@@ -157,12 +162,12 @@ def page_data(
                 zoomed = wanted if own else [head for head in wanted if head[0] in maps_in(each)]
             name = f"text {len(mine) + 1}" if len(readings) > 1 else ""
             calls = _calls(each, zoomed, outputs if own else None, side, blobs, texts)
-            about = {"name": name, "text": next(read_texts), "heads": _heads(each), "calls": calls}
+            about = {"name": name, "text": next(read_texts), "heads": heads_data(each), "calls": calls}
             mine.append(about | {"image": picture if own else None})
         page_sources.append(
             {
                 "title": plain(readings[0].heads.title or "Model", 120),
-                "layers": _layers(readings[0]),
+                "layers": layers_data(readings[0]),
                 "roles": _roles(roles, readings[0]) if own and roles is not None else None,
                 "readings": mine,
             }
@@ -175,21 +180,49 @@ def page_data(
         "format": FORMAT,
         "version": str(sys.modules[__name__.partition(".")[0]].__version__),
         "heading": f"{page_sources[0]['title']}: what {subject} to{'' if over is None else over.pop('over')}",
-        "start": _start(sources, compared),
+        "start": start_data(sources, compared),
         "sources": page_sources,
         "texts": [list(names) for names in texts],
-        "labels": _labels(),
-        "statistics": _statistics(page_sources, training, _reaches(views, alive is not None)),
+        "labels": labels_data(),
+        "statistics": statistics_data(page_sources, training, reaches_of(views, alive is not None)),
         "flips": compared,
         "effects": None if effects is None else _of_shown(effects.to_page(heads, batch), sources[0][0]),
         "corpus": over,
         "training": None if training is None else _training(training),
         "alive": None if alive is None else _alive(alive, heads, text, blobs),
+        "served": None,
     }
     return data, blobs
 
 
-def _start(sources: list[list[Reading]], compared: list[dict[str, Any]]) -> dict[str, Any]:
+def served_page(served: Mapping[str, Any], reading: Reading, heads: list[dict[str, Any]]) -> str:
+    """Return the page of a model that Python runs for it: no map is in it, each is asked for.
+
+    Args:
+        served: `ServedData` of page_data.ts.
+        reading: the first text; `heads` is its `heads_data`.
+    """
+    views = [view for view in reading.layers if view is not None]
+    data = {
+        "format": FORMAT,
+        "version": str(sys.modules[__name__.partition(".")[0]].__version__),
+        "heading": f"{plain(str(served['title']), 120)}: what {len(heads)} heads attend to",
+        "start": start_data([[reading]], []),
+        "sources": [],
+        "texts": [],
+        "labels": labels_data(),
+        "statistics": statistics_data([{"readings": [{"heads": heads}]}], None, reaches_of(views, False)),
+        "flips": [],
+        "effects": None,
+        "corpus": None,
+        "training": None,
+        "alive": None,
+        "served": dict(served),
+    }
+    return page_of(data, Blobs())
+
+
+def start_data(sources: list[list[Reading]], compared: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the head that the page shows first, unless its address names another.
 
     Two texts: their comparison, and the head that moved most. Else the head with the strongest label.
@@ -225,21 +258,22 @@ def _texts_of(text: str | Sequence[str] | None, counts: list[int]) -> Iterator[s
         texts = [] if text is None else [text]
         if texts and counts[0] > 1:
             raise ArgumentError(
-                f"text must be one per sequence: got 1 text for {counts[0]} sequences; pass a list, or batch="
+                f"text must have one entry per sequence: got 1 text for {counts[0]} sequences; pass a list, "
+                "or batch="
             )
     else:
         texts = list(text)
         if len(texts) not in (counts[0], sum(counts)):
-            besides = f" ({sum(counts)} with those of beside)" * (len(counts) > 1)
+            besides = f" ({sum(counts)} including those of beside=)" * (len(counts) > 1)
             raise ArgumentError(
-                f"text must be one per sequence: got {len(texts)} texts for {counts[0]} sequences{besides}; "
-                "pass one for each"
+                f"text must have one entry per sequence: got {len(texts)} texts for {counts[0]} "
+                f"sequences{besides}; pass one for each"
             )
     shown: list[str | None] = [plain(" ".join(each.split()), LONGEST_TEXT) for each in texts]
     return iter(shown + [None] * (sum(counts) - len(shown)))
 
 
-def _layers(reading: Reading) -> list[dict[str, Any]]:
+def layers_data(reading: Reading) -> list[dict[str, Any]]:
     return [
         {
             "name": plain(layer_name(layer), 120),
@@ -251,7 +285,7 @@ def _layers(reading: Reading) -> list[dict[str, Any]]:
     ]
 
 
-def _heads(reading: Reading) -> list[dict[str, Any]]:
+def heads_data(reading: Reading) -> list[dict[str, Any]]:
     places = reading.places
     return [
         {
@@ -285,7 +319,8 @@ def _calls(
             if reading.batch >= len(layer_outputs):
                 raise ShapeError(
                     f"outputs must come from the watched run: got {len(layer_outputs)} sequences in "
-                    f"{layer.path} to show sequence {reading.batch}; use watch and collect in one with block"
+                    f"{path_in_words(layer.path)} to show sequence {reading.batch}; enter watch and "
+                    "collect in the same `with` block"
                 )
             layer_outputs = layer_outputs[row_of(reading.batch, reading.sequences, len(layer_outputs))][None]
         calls.append(call_data(view, layer, side, blobs, texts, finer=some, outputs=layer_outputs))
@@ -319,7 +354,7 @@ def _roles(roles: Roles, reading: Reading) -> dict[str, list[dict[str, Any]]]:
                 "low": rounded(role.low, DIGITS) if best else None,
                 "high": rounded(role.high, DIGITS) if best else None,
                 "cases": role.cases,
-                "rule": plain(role.rule, 120),
+                "rule": plain(rule_in_words(role.rule), 120),
                 "rule_share": rounded(role.rules[role.rule], DIGITS),
                 "sentence": plain(_sentence(name), 400),
             }
@@ -336,7 +371,7 @@ def _sentence(name: str) -> str:
     return f"attends {words}{'' if near == name else ' when other words are between them'}"
 
 
-def _labels() -> list[dict[str, Any]]:
+def labels_data() -> list[dict[str, Any]]:
     entries = [
         {
             "name": entry.name,
@@ -353,13 +388,13 @@ def _labels() -> list[dict[str, Any]]:
     return [*entries, {"name": MIXED, "colour": OF_NO_LABEL} | none]
 
 
-def _reaches(views: list[View], alive: bool) -> str:
+def reaches_of(views: list[View], alive: bool) -> str:
     """Return the largest distances that counted as near, "8" or "4 or 8"; the page itself counts 8."""
     reaches = {record.reach for view in views for record in view.calls} | ({NEAR} if alive else set())
     return " or ".join(map(str, sorted(reaches or {NEAR})))
 
 
-def _statistics(
+def statistics_data(
     sources: list[dict[str, Any]], training: Specialisation | None, reaches: str
 ) -> list[dict[str, Any]]:
     """Return title and definition of every statistic of the heads, and of what was measured in training."""
@@ -475,7 +510,7 @@ def alive_data(pretrained: Pretrained, pack: Pack, example: str = FIRST_TEXT) ->
     model, tokenizer, title = pretrained
     if not isinstance(model, Transformer):
         raise ArgumentError(
-            f"alive must be a headwise.models.Transformer: got {type(model).__name__}; use the built-in "
+            f"alive= must be a headwise.models.Transformer: got {type(model).__name__}; use the built-in "
             'model, load("mini"), or a decoder of the same kind'
         )
     config = model.config
@@ -523,8 +558,8 @@ def _check_config(config: TransformerConfig) -> None:
 
 def _cannot(name: str, value: object, supported: str) -> ArgumentError:
     return ArgumentError(
-        f"alive must be a model that the page can run: it has {name}={value!r}, and the page supports "
-        f"{supported}; leave out alive, and pass measured effects="
+        f"alive= must be a model that the page can run: it has {name}={value!r}, and the page supports "
+        f"{supported}; omit alive=, and pass effects= of headwise.effects"
     )
 
 
@@ -548,7 +583,7 @@ def _tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
         expected = wanted.get(name, (name, None))[1]
         if shape != expected:
             raise ArgumentError(
-                f"alive must have the shapes of its config: {name} has shape {shape} instead of {expected}; "
+                f"alive= must have the shapes of its config: {name} has shape {shape} instead of {expected}; "
                 "pass a model without pruned or added parameters"
             )
     for name, (theirs, _) in wanted.items():
@@ -562,7 +597,7 @@ def _halves(name: str, x: Tensor) -> bytes:
     strange = ~(half.to(x.dtype) == x)
     if bool(strange.any()):
         raise ArgumentError(
-            f"alive must have weights exact in float16: {int(strange.sum())} in {name} are not, such as "
+            f"alive= must have weights exact in float16: {int(strange.sum())} in {name} are not, such as "
             f"{x[strange][0].item():.9g}; round them with model.half().float(), and watch that model"
         )
     return as_bytes(half.contiguous().flatten().view(torch.uint8).unflatten(0, (-1, 2)).T)
@@ -572,7 +607,7 @@ def _vocabulary(tokenizer: object, config: TransformerConfig) -> dict[str, Any]:
     """Return the tokens by id, the merges in order, and the start token."""
     if not isinstance(tokenizer, BytePairs):
         raise ArgumentError(
-            f"alive must have a headwise.models.BytePairs tokenizer: got {type(tokenizer).__name__}; "
+            f"alive= must have a headwise.models.BytePairs tokenizer: got {type(tokenizer).__name__}; "
             "convert it with BytePairs.of(tokenizer)"
         )
     settings = json.loads(tokenizer.to_json())
@@ -600,8 +635,8 @@ def _vocabulary(tokenizer: object, config: TransformerConfig) -> dict[str, Any]:
     for name, (value, supported) in facts.items():
         if value != supported:
             raise ArgumentError(
-                f"alive must have a tokenizer that the page can run: its {name} is {value!r}, and the page "
-                f"supports {supported!r}; leave out alive"
+                f"alive= must have a tokenizer that the page can run: its {name} is {value!r}, and the page "
+                f"supports {supported!r}; omit alive="
             )
     entries = model["vocab"] | {token["content"]: token["id"] for token in added}
     by_number = {number: entry for entry, number in entries.items()}

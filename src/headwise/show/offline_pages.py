@@ -59,12 +59,15 @@ def filled(template: str, fill: Mapping[str, str]) -> str:
     return before
 
 
-def policy(*, style: str, script: str | None = None, images: bool = False, wasm: bool = False) -> str:
+def policy(
+    *, style: str, script: str | None = None, images: bool = False, wasm: bool = False, ask: bool = False
+) -> str:
     """Return the Content-Security-Policy of a page: its own style, script and images, and no network.
 
     Args:
         images: pictures that are in the page, and those that its script makes.
         wasm: the script may compile WebAssembly that it holds; still no text becomes code.
+        ask: the script may send requests to the server that the page came from, and to no other.
     """
     if wasm and script is None:
         raise ArgumentError(f"wasm must be given with a script: wasm={wasm}, script={script}; pass both")
@@ -73,6 +76,8 @@ def policy(*, style: str, script: str | None = None, images: bool = False, wasm:
         parts.append(f"script-src {_hash(script)}" + " 'wasm-unsafe-eval'" * wasm)
     if images:
         parts.append("img-src data:" + " blob:" * (script is not None))
+    if ask:
+        parts.append("connect-src 'self'")
     return "; ".join([*parts, "base-uri 'none'", "form-action 'none'"])
 
 
@@ -215,8 +220,8 @@ def _patches(patches: tuple[int, int] | None, count: int) -> tuple[int, int, int
     first = count - rows * columns
     if not 0 <= first <= LEADING:
         raise ArgumentError(
-            f"patches must match the tokens, at most {LEADING} before them: got {rows} x {columns} = "
-            f"{rows * columns} for {count} tokens; correct rows and columns"
+            f"patches must match the tokens (at most {LEADING} tokens may precede the patches): got {rows} x "
+            f"{columns} = {rows * columns} for {count} tokens; correct rows and columns"
         )
     return rows, columns, first
 

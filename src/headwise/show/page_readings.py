@@ -22,7 +22,7 @@ from ..errors import ArgumentError, ShapeError
 from ..heads.collection import Heads
 from ..heads.head_distances import attention_between, similarity
 from ..heads.layer import Head, LayerHeads
-from ..heads.layer_names import Layer
+from ..heads.layer_names import Layer, path_in_words
 from ..heads.measures import weights_in_blocks
 from ..heads.record import Marks, Record
 from ..heads.text_changes import Alignment, Change
@@ -137,7 +137,7 @@ def readings_of(
         call_of(heads[some[0].path])  # says so
     count = min(call.shape[0] for run in runs.values() for call in run)
     if batch is not None and (isinstance(batch, bool) or not -count <= batch < count):
-        raise IndexError(f"batch must be between 0 and {count - 1}: got {batch}")
+        raise IndexError(f"batch must be between 0 and {count - 1}: got {batch}; choose one of those")
     numbers = range(count) if batch is None else [batch % count]
     for argument, tokens in zip(("query_tokens", "key_tokens"), names, strict=True):
         if tokens is not None and len(numbers) > 1:
@@ -404,6 +404,7 @@ def _line(alignment: Alignment, before: Tensor, after: Tensor) -> list[dict[str,
 FINER, PAIRS, FINER_HEADS = 512, 64, 8
 LEAST = 1e-30  # a weight that is 0 and not hidden, as the page's smallest level
 BLOCK = 4096  # queries per step of the search for the top keys
+CELLS_AT_ONCE = 2**24  # weights of a region that are in memory
 
 Finer = list[tuple[str, int]]  # by path and head
 Texts = dict[tuple[str, ...], int]  # lists of tokens, each once, and its number
@@ -428,18 +429,19 @@ def call_data(
     T, S = view.lengths
     rows, columns = view.size(side)
     exact = (rows, columns) == (T, S)
-    H = view.calls[-1].shape[1]
-    maps = _packed(view, _cells(view, view.heads, rows, columns), blobs)
+    maps = _packed(view, cells_of(view, view.heads, rows, columns), blobs)
     norms, written, most = _written(view, rows, columns, exact, blobs)
     zoomed = {} if exact else {head: _finer(view, layer, head, blobs) for head in finer if head in view.heads}
-    head_outputs = None if outputs is None or not exact else _outputs(view, layer, outputs)  # [H, T, D]
+    head_outputs = (
+        None if outputs is None or not exact else outputs_of_queries(view, layer, outputs)
+    )  # [H, T, D]
     return {
         "queries": T,
         "keys": S,
         "rows": rows,
         "columns": columns,
-        "query_tokens": _number(view.names[0], texts),
-        "key_tokens": _number(view.names[1], texts),
+        "query_tokens": number_of(view.names[0], texts),
+        "key_tokens": number_of(view.names[1], texts),
         "left_out": view.left_out,
         "steps": view.steps,
         "maps": maps,
@@ -447,13 +449,11 @@ def call_data(
         "written": written,
         "written_most": most,
         "finer": {str(head): cells for head, cells in zoomed.items()},
-        "pairs": {str(head): _pairs(view, head) for head in zoomed},
+        "pairs": {str(head): strongest_pairs(view, head) for head in zoomed},
         "outputs": None
         if head_outputs is None
         else {"width": head_outputs.shape[2], "data": blobs.pack(as_bytes(head_outputs.half()))},
-        "distances": _matrix(attention_between(layer)) if H > 1 else None,
-        "cosines": _cosines(view, head_outputs) if H > 1 else None,
-    }
+    } | distances_of(view, layer, head_outputs)
 
 
 def _packed(view: View, cells: Tensor, blobs: Blobs) -> list[Blob | None]:
@@ -462,11 +462,11 @@ def _packed(view: View, cells: Tensor, blobs: Blobs) -> list[Blob | None]:
     return [shown.get(head) for head in range(view.calls[-1].shape[1])]
 
 
-def _number(names: list[str] | None, texts: Texts) -> int | None:
+def number_of(names: list[str] | None, texts: Texts) -> int | None:
     return None if names is None else texts.setdefault(tuple(names), len(texts))
 
 
-def _cells(view: View, heads: list[int], rows: int, columns: int) -> Tensor:
+def cells_of(view: View, heads: list[int], rows: int, columns: int) -> Tensor:
     """Return the cells of a view, [h, rows, columns]: weights, or a query's weight in a cell."""
     T, S = view.lengths
     call, made = view.calls[-1], view.calls[-1].pooled
@@ -547,22 +547,68 @@ def _visible(map: AttentionMap) -> Tensor:
     return visible[0].cpu()
 
 
+def norms_of(view: View) -> tuple[Tensor, float] | None:
+    """Return the norms ‖v W_O‖ of all heads, [H, S], and the largest; None if they were not measured."""
+    call = view.calls[-1]
+    if call.written_norms is None or call.map is None:
+        return None
+    norms = call.written_norms[0].float()[:, view.keys]
+    most = float(norms.max())
+    return (norms, most) if math.isfinite(most) else None
+
+
+def written_cells(view: View, heads: list[int], rows: int, columns: int) -> Tensor | None:
+    """Return weight × norm as shares of the largest norm, [h, rows, columns]; None if not measured."""
+    measured = norms_of(view)
+    if measured is None:
+        return None
+    norms, most = measured
+    return _in_blocks(view, heads, rows, columns, norms[heads] / (most or 1.0))
+
+
 def _written(
     view: View, rows: int, columns: int, exact: bool, blobs: Blobs
 ) -> tuple[Blob | None, list[Blob | None] | None, float | None]:
     """Return norms ‖v W_O‖; pooled maps of weight × norm; the largest norm."""
-    call = view.calls[-1]
-    if call.written_norms is None or call.map is None:
+    measured = norms_of(view)
+    if measured is None:
         return None, None, None
-    norms = call.written_norms[0].float()[:, view.keys]  # [H, S]
-    most = float(norms.max())
-    if not math.isfinite(most):
-        return None, None, None
+    norms, most = measured
     if exact:
         return blobs.pack(as_bytes(norms)), None, rounded(most, DIGITS)
-    factors = norms[view.heads] / (most or 1.0)
-    cells = _in_blocks(view, view.heads, rows, columns, factors)
+    cells = written_cells(view, view.heads, rows, columns)
+    assert cells is not None
     return None, _packed(view, cells, blobs), rounded(most, DIGITS)
+
+
+def region_cells(view: View, head: int, queries: slice, keys: slice, side: int) -> Tensor:
+    """Return a part of one head's map in at most `side` x `side` cells, [rows, columns].
+
+    A cell is a query and a key, or the share of a query's weight on its keys, averaged over its queries.
+
+    Args:
+        view: of one call that kept its map.
+        queries: positions without padding; `keys` likewise.
+    """
+    map = view.calls[0].map
+    assert map is not None and len(view.calls) == 1, "a region is read from a single call with a map"
+    query_places, key_places = view.queries[queries], view.keys[keys]
+    T, S = len(query_places), len(key_places)
+    rows, columns = min(T, side), min(S, side)
+    row = (torch.arange(T) * rows // T).to(map.device)
+    own = map.select(heads=[head])
+    part = own.select(keys=key_places)
+    cells = torch.zeros(rows, columns, device=map.device)
+    start = 0
+    for places in query_places.split(max(1, CELLS_AT_ONCE // map.shape[3])):
+        weights = torch.cat([p[0, 0] for _, p in weights_in_blocks(part, places)]).float()  # [t, S]
+        nothing = weights == 0
+        if bool(nothing.any()):  # too little for a number, which is not hidden
+            visible = _visible(own.select(queries=places))[0][:, key_places].to(weights.device)
+            weights = weights.masked_fill(nothing & visible, LEAST)
+        cells.index_add_(0, row[start : start + len(places)], summed(weights, 1, columns))
+        start += len(places)
+    return (cells / torch.bincount(row, minlength=rows)[:, None]).cpu()
 
 
 def check_finer(heads: Heads, finer: Sequence[tuple[Layer, int]] | None) -> Finer | None:
@@ -600,7 +646,7 @@ def strongest_of_labels(reading: Reading, side: int) -> Finer:
 def _finer(view: View, layer: LayerHeads, head: int, blobs: Blobs) -> dict[str, Any]:
     if view.calls[-1].map is None:
         raise ArgumentError(
-            f"finer must name heads with kept maps: {layer.path} was called with "
+            f"finer must name heads with kept maps: {path_in_words(layer.path)} was called with "
             f"{list(view.calls[-1].shape)} and kept no map; use watch(model, keep=True)"
         )
     rows, columns = (min(FINER, length) for length in view.lengths)
@@ -608,7 +654,7 @@ def _finer(view: View, layer: LayerHeads, head: int, blobs: Blobs) -> dict[str, 
     return {"rows": rows, "columns": columns, "map": blobs.pack(levels(cells))}
 
 
-def _pairs(view: View, head: int) -> list[tuple[int, int, float | None]]:
+def strongest_pairs(view: View, head: int) -> list[tuple[int, int, float | None]]:
     """Return the strongest pairs: (query, key, weight)."""
     place = torch.full((int(view.keys[-1]) + 1,), -1).index_put((view.keys,), torch.arange(len(view.keys)))
     best = torch.empty(0), torch.empty(0, 2, dtype=torch.long)
@@ -627,16 +673,28 @@ def _pairs(view: View, head: int) -> list[tuple[int, int, float | None]]:
     return [(query, key, rounded(weight, DIGITS)) for (query, key), weight in rows if key >= 0]
 
 
-def _outputs(view: View, layer: LayerHeads, outputs: Tensor) -> Tensor:
+def outputs_of_queries(view: View, layer: LayerHeads, outputs: Tensor) -> Tensor:
     H, T = view.calls[-1].shape[1:3]
     if len(view.calls) > 1 or tuple(outputs.shape[1:3]) != (H, T):
         steps = f" in {len(view.calls)} steps" * (len(view.calls) > 1)
         raise ShapeError(
             f"outputs must come from the watched run: got [1, H, T, D] = {list(outputs.shape)} in "
-            f"{layer.path}, where {H} heads read {sum(call.shape[2] for call in view.calls)} queries{steps}; "
-            "use watch and collect in one with block"
+            f"{path_in_words(layer.path)}, where {H} heads read "
+            f"{sum(call.shape[2] for call in view.calls)} queries{steps}; enter watch and collect in the "
+            "same `with` block"
         )
     return outputs[0].float().cpu()[:, view.queries]
+
+
+def distances_of(
+    view: View, layer: LayerHeads, head_outputs: Tensor | None
+) -> dict[str, list[list[float | None]] | None]:
+    """Return the Jensen-Shannon divergences between a layer's heads, and the cosines of their outputs."""
+    H = view.calls[-1].shape[1]
+    return {
+        "distances": _matrix(attention_between(layer)) if H > 1 else None,
+        "cosines": _cosines(view, head_outputs) if H > 1 else None,
+    }
 
 
 def _cosines(view: View, head_outputs: Tensor | None) -> list[list[float | None]] | None:

@@ -5,6 +5,7 @@
  * Letters: T tokens, E d_model, H heads, D channels of a head.
  */
 
+import type { Factors } from "../head_factors.ts";
 import { type Attention, rowOf } from "./products.ts";
 import { HEAD_NUMBERS, type Looked, looked, rowNumbers, type Token } from "./statistics.ts";
 import type { LayerWeights, Weights } from "./weights.ts";
@@ -12,13 +13,10 @@ import type { LayerWeights, Weights } from "./weights.ts";
 /** What one layer did at one position. */
 export interface Row {
   weights: Float32Array; // [H, keys seen]
-  said: Float32Array; // [E]: heads before W_O, one after another; zeros of those switched off
+  said: Float32Array; // [E]: heads before W_O, one after another, times their factors
   norms: Float32Array; // [H]: ||v W_O|| of this position as a key
   numbers: Float64Array; // [H, HEAD_NUMBERS]
 }
-
-/** Heads that are switched off, "layer.head". */
-export type Off = ReadonlySet<string>;
 
 const AT_ONCE = 64; // positions that a layer computes before the page may answer
 const STEP = 128; // of the table, in 1
@@ -55,7 +53,7 @@ export class Forward {
   private readonly norms: Float32Array[]; // [room, H]: ||v W_O|| of every key
   private tokens: Token[] = [];
   private looked: Looked[] = []; // per position
-  private off: Off = new Set();
+  private factors: Factors = new Map();
   private room = 0;
   private readonly angles: number[];
   private final: { at: number; logits: Float32Array } | null = null;
@@ -76,11 +74,11 @@ export class Forward {
   }
 
   /**
-   * Read tokens with some heads off: what stands before the first new token is kept, and so is what lies below
+   * Read tokens with some heads switched off or scaled: what stands before the first new token is kept, and so is what lies below
    * the first layer whose heads change. `pause` is waited for again and again; false: somebody else comes first.
    */
-  async read(tokens: Token[], off: Off, pause: () => Promise<boolean>): Promise<boolean> {
-    this.change(tokens, off);
+  async read(tokens: Token[], factors: Factors, pause: () => Promise<boolean>): Promise<boolean> {
+    this.change(tokens, factors);
     for (let layer = 0; layer < this.done.length; layer++) {
       while (this.done[layer] < tokens.length) {
         this.run(layer, Math.min(tokens.length, this.done[layer] + AT_ONCE));
@@ -101,7 +99,7 @@ export class Forward {
     return logits;
   }
 
-  private change(tokens: Token[], off: Off): void {
+  private change(tokens: Token[], factors: Factors): void {
     const { d_model: E, num_heads: H, num_layers: layers } = this.weights.config;
     let same = 0;
     while (same < tokens.length && tokens[same].id === this.tokens[same]?.id) same++;
@@ -109,7 +107,7 @@ export class Forward {
     for (let layer = layers - 1; layer >= 0; layer--) {
       for (let head = 0; head < H; head++) {
         const name = `${layer}.${head}`;
-        if (off.has(name) !== this.off.has(name)) lowest = layer;
+        if (factors.get(name) !== this.factors.get(name)) lowest = layer;
       }
     }
     if (same < this.tokens.length || same < tokens.length || lowest < layers) this.final = null;
@@ -123,7 +121,7 @@ export class Forward {
     this.looked.length = same;
     for (let at = same; at < tokens.length; at++) this.looked.push(looked(tokens, at));
     this.tokens = tokens;
-    this.off = new Set(off);
+    this.factors = new Map(factors);
   }
 
   private grow(length: number): void {
@@ -240,8 +238,11 @@ export class Forward {
         mean += share * below;
       }
       for (let key = 0; key <= t; key++) weights[key] /= total;
-      if (!this.off.has(`${layer}.${head}`)) {
-        attention.mix(head, weights, said.subarray(head * D, (head + 1) * D));
+      const factor = this.factors.get(`${layer}.${head}`) ?? 1;
+      if (factor !== 0) {
+        const output = said.subarray(head * D, (head + 1) * D);
+        attention.mix(head, weights, output);
+        if (factor !== 1) for (let d = 0; d < D; d++) output[d] *= factor;
       }
       const numbers = row.numbers.subarray(head * HEAD_NUMBERS.length, (head + 1) * HEAD_NUMBERS.length);
       const known = { entropy: Math.log(total) - mean / total, peak: most * scale };

@@ -35,6 +35,7 @@ class LiveCall implements Call {
   readonly steps: number[] | null;
   readonly hasWritten = true;
   readonly hasOutput = true;
+  readonly hasRegions = false;
   private readonly map = once((head) => this.square(head));
 
   constructor(
@@ -77,6 +78,10 @@ class LiveCall implements Call {
   }
 
   async finer(): Promise<null> {
+    return null;
+  }
+
+  async region(): Promise<null> {
     return null;
   }
 

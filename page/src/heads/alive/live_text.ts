@@ -1,6 +1,7 @@
 /** One text box's model: what is typed is read, with and without heads; the newest wins. */
 
-import { Forward, type Off } from "./forward.ts";
+import type { Factors } from "../head_factors.ts";
+import { Forward } from "./forward.ts";
 import type { Read } from "./live_source.ts";
 import { softmax } from "./next_words.ts";
 import type { Tokenizer } from "./tokenizer.ts";
@@ -11,15 +12,14 @@ const BUSY = 12; // milliseconds of work after which the page may answer
 /** What a model said to a text. */
 export interface Said {
   read: Read;
-  off: Off;
   logits: Float32Array; // after the last token
   now: Float64Array; // probabilities of what comes next
-  whole: Float64Array | null; // the same with all heads on; null: they are
+  whole: Float64Array | null; // the same with all heads unchanged; null: they are
   milliseconds: number;
 }
 
 export class LiveText {
-  private readonly whole: Forward; // all heads on
+  private readonly whole: Forward; // all heads unchanged
   private readonly changed: Forward;
   private turn = 0;
 
@@ -32,7 +32,7 @@ export class LiveText {
   }
 
   /** Null: something newer was asked meanwhile. `prompt` tokens were typed, the others written by the model. */
-  async read(text: string, ids: number[], prompt: number, off: Off): Promise<Said | null> {
+  async read(text: string, ids: number[], prompt: number, factors: Factors): Promise<Said | null> {
     this.turn++;
     const mine = this.turn;
     const began = performance.now();
@@ -45,9 +45,9 @@ export class LiveText {
       return mine === this.turn;
     };
     const tokens = ids.map((id) => this.tokenizer.token(id));
-    if (!(await this.whole.read(tokens, new Set(), pause))) return null;
-    if (off.size > 0 && !(await this.changed.read(tokens, off, pause))) return null;
-    const used = off.size > 0 ? this.changed : this.whole;
+    if (!(await this.whole.read(tokens, new Map(), pause))) return null;
+    if (factors.size > 0 && !(await this.changed.read(tokens, factors, pause))) return null;
+    const used = factors.size > 0 ? this.changed : this.whole;
     const logits = used.logits();
     return {
       read: {
@@ -57,21 +57,10 @@ export class LiveText {
         names: ids.map((id) => this.tokenizer.shown(id)),
         rows: used.rows.map((rows) => rows.slice()),
       },
-      off,
       logits,
       now: softmax(logits),
-      whole: off.size > 0 ? softmax(this.whole.logits()) : null,
+      whole: factors.size > 0 ? softmax(this.whole.logits()) : null,
       milliseconds: performance.now() - began,
     };
   }
-}
-
-/** Heads from "2.3,3.0"; what no model of this size has is left out. */
-export function offHeads(said: string, layers: number, heads: number): Set<string> {
-  return new Set(
-    said.split(",").filter((name) => {
-      const [layer, head, ...more] = name.split(".").map((part) => (/^\d+$/.test(part) ? Number(part) : NaN));
-      return layer < layers && head < heads && more.length === 0;
-    }),
-  );
 }

@@ -3,7 +3,8 @@
  * `heads/text_changes.py`; longest runs first, as difflib finds them.
  */
 
-import type { FlipData, Place } from "../page_data.ts";
+import type { Place } from "../page_data.ts";
+import type { Changes } from "../served/protocol.ts";
 import type { Read } from "./live_source.ts";
 import { surprise } from "./statistics.ts";
 
@@ -115,20 +116,19 @@ function words(places: Place[], before: Read, after: Read): [string, string] {
 }
 
 /** How far every head moved. Null: the texts have nothing in common. */
-export function flip(
+export function changes(
   before: Read,
   after: Read,
   special: ReadonlySet<number>,
   heads: number,
-  numbers: [number, number],
-): FlipData | null {
+): Changes | null {
   const places = align(before, after, special);
   if (places === null) return null;
   const shared = places.filter((place) => place.before !== null && place.after !== null);
   const first = places.findIndex((place) => place.changed);
   // a model that looks back has nothing new before the first difference
   const since = first > 0 && first < shared.length ? first : 0;
-  const moved: FlipData["heads"] = [];
+  const moved: Changes["heads"] = [];
   for (let layer = 0; layer < before.rows.length; layer++) {
     for (let head = 0; head < heads; head++) {
       const apart = shared
@@ -148,8 +148,6 @@ export function flip(
   }
   moved.sort((a, b) => b.distance! - a.distance!);
   return {
-    before: [numbers[0], 0],
-    after: [numbers[1], 0],
     words: words(places, before, after),
     layers: before.rows.map(() => ({ queries: places, keys: places })),
     heads: moved,

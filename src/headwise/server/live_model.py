@@ -1,0 +1,525 @@
+"""A model that is run again for each text of a page, and the readings that the page looks at.
+
+`LiveModel.answer` runs in one thread. A reading keeps q and k of its layers; a map is computed when the page
+asks for it. Readings are kept until a number or the memory limit is reached, the last one in any case.
+
+Letters: T query_len, H num_heads, D channels of a head, V words or classes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from time import monotonic, perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import budget
+from ..engines.scores import Scores
+from ..errors import ArgumentError, HeadwiseError
+from ..heads.collection import Heads
+from ..heads.joint_measurement import joined_maps
+from ..heads.record import NORMS
+from ..listeners.ablation import scaled_heads
+from ..listeners.active import LayerCall, Listener
+from ..listeners.adapters import attach
+from ..listeners.capture import watch
+from ..listeners.effects import check_eval_mode
+from ..listeners.head_outputs import output_projection, written_norms
+from ..listeners.model_outputs import CallShape
+from ..show.heads_page import heads_data, layers_data
+from ..show.offline_pages import as_bytes, image_data, levels
+from ..show.page_readings import (
+    EXACT,
+    Reading,
+    Texts,
+    View,
+    cells_of,
+    distances_of,
+    flips,
+    number_of,
+    outputs_of_queries,
+    readings_of,
+    region_cells,
+    strongest_pairs,
+    written_cells,
+)
+from .model_inputs import ImageInput, ModelInput, Prepared, TextInput
+from .predictions import Predictor
+from .protocol import Changes, Distances, Maps, OfHead, Progress, Read, Refusal, Reply, Request
+
+KEPT_READINGS = 12
+KEPT_PREDICTIONS = 8
+KEPT_CLIENTS = 1000
+REGION = 512  # cells a side
+ALL_ON = 3  # predictions shown of the model with all heads on
+SECONDS = 60.0
+
+
+@dataclass(frozen=True, eq=False)
+class StoredReading:
+    """One text or image that the model has read.
+
+    Attributes:
+        heads: as `headwise.watch` measured them.
+        layers: the view of each layer of the page; None: it did not run.
+        calls: each layer's values and, of short texts, outputs of heads, by path.
+        size: bytes of q, k, values and outputs.
+    """
+
+    heads: Heads
+    reading: Reading
+    layers: list[View | None]
+    calls: dict[str, LayerCall]
+    size: int
+
+
+class LiveModel:
+    """Runs a model for a page, keeps its last readings, and answers the page's requests.
+
+    Args:
+        model: any that `headwise.watch` can watch, in eval mode.
+        tokenizer: the model's tokenizer, or a function that turns an image (PIL) into the model's inputs, as
+            an image processor of transformers does.
+        title: what the page calls the model.
+        example: the text that is read first.
+        max_tokens: longer texts are cut.
+        memory: bytes for readings; None: the memory budget.
+        seconds: the time limit of one reading.
+
+    Raises:
+        ArgumentError: a model in training mode; a tokenizer that is neither; the model cannot read the
+            example.
+        AttentionBypassed: no attention of the model can be intercepted.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        title: str,
+        *,
+        example: str | None = None,
+        max_tokens: int = 4096,
+        memory: int | None = None,
+        seconds: float = SECONDS,
+    ) -> None:
+        check_eval_mode(model)
+        self.model, self.title, self.seconds = model, title, seconds
+        self.input: ModelInput = (
+            TextInput(model, tokenizer, max_tokens, example)
+            if hasattr(tokenizer, "convert_ids_to_tokens")
+            else ImageInput(model, tokenizer)
+        )
+        self.predictor = Predictor(model, self.input)
+        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self.memory = budget.bytes_allowed(self.device) if memory is None else memory
+        self._name = secrets.token_hex(8)  # readings of another process have other names
+        self._stored: OrderedDict[str, StoredReading] = OrderedDict()
+        self._predicted: OrderedDict[tuple[Any, ...], Tensor | None] = OrderedDict()
+        self._newest: OrderedDict[tuple[str, int], int] = OrderedDict()
+        self._lock = threading.Lock()
+        self._progress: tuple[str, int] = ("", 0)
+        self._bytes_per_token = 0.0
+        self._paths: list[str] = []
+        self._can_write: dict[str, bool] = {}  # by path: the output projection is known
+        self.layers: list[dict[str, Any]] = []
+        self.first = self._read(Read("", 0, text=self.input.example), lambda: False).header
+        self.first_heads = self._stored[self.first["reading"]].heads
+        self.first_reading = self._stored[self.first["reading"]].reading
+
+    @property
+    def last_heads(self) -> Heads:
+        """Return the heads of the last reading."""
+        return next(reversed(self._stored.values())).heads
+
+    # Requests
+
+    def arrive(self, request: Request) -> Reply | None:
+        """Note a request when it arrives, from any thread; return its reply if it needs no model."""
+        with self._lock:
+            if isinstance(request, Read):
+                place = request.client, request.slot
+                self._newest[place] = max(request.number, self._newest.pop(place, 0))
+                while len(self._newest) > KEPT_CLIENTS:
+                    self._newest.popitem(last=False)
+            elif isinstance(request, Progress):
+                client, done = self._progress
+                mine = client == request.client
+                return Reply({"done": done if mine else 0, "of": len(self.layers) if mine else 0})
+        return None
+
+    def answer(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Reply:
+        """Return the reply to a request.
+
+        Args:
+            cancelled: True once nobody waits for the reply any more; a forward then ends at its next layer.
+
+        Raises:
+            Refusal: with what the page shows.
+        """
+        try:
+            if isinstance(request, Read):
+                return self._read(request, cancelled)
+            if isinstance(request, Maps):
+                return self._maps(request)
+            if isinstance(request, OfHead):
+                return self._of_head(request)
+            if isinstance(request, Distances):
+                stored, view, path = self._layer(request.reading, request.layer)
+                outputs = self._outputs(stored, view, path)
+                return Reply(distances_of(view, stored.reading.heads[path], outputs))
+            if isinstance(request, Changes):
+                before, after = (self._reading(name).reading for name in request.readings)
+                compared = flips([[before], [after]], EXACT)
+                keys = ("words", "layers", "heads")
+                return Reply({"flip": {key: compared[0][key] for key in keys} if compared else None})
+            return self.arrive(request) or Reply({})
+        except HeadwiseError as error:
+            raise Refusal("refused", str(error)) from error
+        except torch.OutOfMemoryError as error:
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            raise Refusal(
+                "failed",
+                f"{self.device} ran out of memory; shorten the text",
+            ) from error
+        except Refusal:
+            raise
+        except Exception as error:  # of the user's model
+            reason = str(error).strip().partition("\n")[0]
+            raise Refusal("failed", f"the model failed: {type(error).__name__}: {reason:.500}") from error
+
+    # Reading
+
+    def _read(self, request: Read, cancelled: Callable[[], bool]) -> Reply:
+        began = perf_counter()
+        prepared = self.input.prepare(request)
+        self._check_memory(prepared)
+        factors = {(self._path_of(layer), head): factor for (layer, head), factor in request.factors.items()}
+        stop = _Stop(self, request, cancelled, monotonic() + self.seconds)
+        place = prepared.key
+        if factors and place not in self._predicted:
+            with torch.no_grad(), self._running(request, stop), attach(self.model, stop, "eager"):
+                self._predict(place, prepared, self.model(**prepared.inputs), stop)
+        with torch.no_grad(), self._running(request, stop):
+            stored, output = self._measured(prepared, factors, stop)
+        shares = self.predictor.shares(prepared, output, stop.calls)
+        if not factors:
+            self._remember(place, shares)
+        name = self._name_of(request)
+        self._keep(name, stored)
+        tokens = prepared.tokens or max(view.lengths[1] for view in stored.layers if view is not None)
+        before = self._predicted.get(place) if factors else None
+        if not self.layers:
+            self.layers = layers_data(stored.reading)
+        texts: Texts = {}
+        return Reply(
+            {
+                "reading": name,
+                "text": self.predictor.whole_text(request.text, prepared),
+                "tokens": tokens,
+                "prompt": prepared.prompt or tokens,
+                "all_tokens": prepared.all_tokens or tokens,
+                "heads": heads_data(stored.reading),
+                "calls": [
+                    None if view is None else self._call_data(stored, view, path, prepared, texts)
+                    for view, path in zip(stored.layers, self._paths, strict=True)
+                ],
+                "image": self._image(prepared, stored),
+                "texts": [list(names) for names in texts],
+                "predictions": self.predictor.predictions(prepared, shares, before),
+                "before": None
+                if before is None
+                else self.predictor.predictions(prepared, before, None, most=ALL_ON),
+                "milliseconds": round(1000 * (perf_counter() - began), 1),
+            }
+        )
+
+    def _predict(self, place: tuple[Any, ...], prepared: Prepared, output: object, stop: _Stop) -> None:
+        self._remember(place, self.predictor.shares(prepared, output, stop.calls))
+
+    def _remember(self, place: tuple[Any, ...], shares: Tensor | None) -> None:
+        """Keep what the model predicts with all heads on."""
+        self._predicted[place] = shares
+        self._predicted.move_to_end(place)
+        while len(self._predicted) > KEPT_PREDICTIONS:
+            self._predicted.popitem(last=False)
+
+    @contextmanager
+    def _running(self, request: Read, stop: _Stop) -> Iterator[None]:
+        """Report progress while the model runs, and end it where nobody waits any more."""
+        stop.calls, stop.layer_calls, stop.done = [], {}, 0
+        with self._lock:
+            self._progress = request.client, 0
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._progress = "", 0
+
+    def _measured(
+        self, prepared: Prepared, factors: Mapping[tuple[str, int], float], stop: _Stop
+    ) -> tuple[StoredReading, object]:
+        """Run the model once, watched; return what is kept, and the model's output."""
+        with ExitStack() as stack:
+            stack.enter_context(scaled_heads(self.model, factors) if factors else nullcontext())
+            stack.enter_context(attach(self.model, stop, "eager"))  # hears the outputs as they were changed
+            heads = stack.enter_context(
+                watch(
+                    self.model,
+                    tokenizer=self.input.tokenizer,
+                    keep=True,
+                    fallback="eager",
+                )
+            )
+            output = self.model(**prepared.inputs)
+        heads.title = self.title
+        if prepared.names is not None:
+            heads.tokens = [prepared.names]
+        for joined in joined_maps(call for layer in heads.values() for call in layer.calls):
+            joined.measure_patterns()
+        (reading,) = readings_of(heads, 0)
+        if not self._paths:
+            self._paths = list(reading.heads.paths)
+        by_path = dict(zip(reading.heads.paths, reading.layers, strict=True))
+        layers = [by_path.get(path) for path in self._paths]
+        size = _bytes_of(heads, stop.layer_calls)
+        if prepared.tokens:
+            self._bytes_per_token = max(self._bytes_per_token, size / prepared.tokens)
+        return StoredReading(heads, reading, layers, stop.layer_calls, size), output
+
+    def _check_memory(self, prepared: Prepared) -> None:
+        """Raise `ArgumentError` if q and k of a text would not fit the memory limit."""
+        needed = int(prepared.tokens * self._bytes_per_token)
+        if needed > self.memory:
+            raise ArgumentError(
+                f"text must fit the memory for readings: {prepared.tokens:,} tokens need "
+                f"{budget.readable(needed)} > {budget.readable(self.memory)}; shorten the text, or start "
+                f'with memory="{budget.readable(needed)}"'
+            )
+
+    def _keep(self, name: str, stored: StoredReading) -> None:
+        self._stored[name] = stored
+        self._stored.move_to_end(name)
+        while len(self._stored) > 1 and (
+            len(self._stored) > KEPT_READINGS
+            or sum(reading.size for reading in self._stored.values()) > self.memory
+        ):
+            self._stored.popitem(last=False)
+
+    def _name_of(self, request: Read) -> str:
+        """Return the name of a reading: the same for the same request, another in another process."""
+        content = (request.text, request.appended, sorted(request.factors.items()), request.image)
+        return hashlib.sha256(f"{self._name} {content!r}".encode("utf-8", "surrogatepass")).hexdigest()[:24]
+
+    def _path_of(self, layer: int) -> str:
+        if layer >= len(self._paths):
+            raise ArgumentError(f"layer must be one of {len(self._paths)}: got {layer}; count layers from 0")
+        return self._paths[layer]
+
+    # Parts of a reading
+
+    def _call_data(
+        self, stored: StoredReading, view: View, path: str, prepared: Prepared, texts: Texts
+    ) -> dict[str, Any]:
+        (T, S), (rows, columns) = view.lengths, view.size(EXACT)
+        steps = None
+        if prepared.prompt < prepared.tokens == T == S:  # the model wrote the last tokens
+            steps = list(range(prepared.prompt, prepared.tokens + 1))
+        exact = (rows, columns) == (T, S)
+        has_map = view.calls[-1].map is not None
+        return {
+            "queries": T,
+            "keys": S,
+            "rows": rows,
+            "columns": columns,
+            "query_tokens": number_of(view.names[0], texts),
+            "key_tokens": number_of(view.names[1], texts),
+            "left_out": view.left_out,
+            "steps": steps,
+            "has_written": has_map and self._has_projection(stored, path),
+            "has_output": exact and path in stored.calls and stored.calls[path].output is not None,
+            "has_regions": not exact and has_map and len(view.calls) == 1,
+        }
+
+    def _has_projection(self, stored: StoredReading, path: str) -> bool:
+        """Return True if the norms of what a layer's heads write can be computed."""
+        if path not in self._can_write:
+            call = stored.calls.get(path)
+            self._can_write[path] = call is not None and call.value is not None
+            if call is not None and call.value is not None:
+                try:
+                    output_projection(self.model, path, call.num_heads, call.value.shape[-1])
+                except ArgumentError:
+                    self._can_write[path] = False
+        return self._can_write[path]
+
+    def _image(self, prepared: Prepared, stored: StoredReading) -> dict[str, Any] | None:
+        """Return the image as the model read it, if its patches can be placed among the tokens."""
+        if prepared.pixels is None:
+            return None
+        tokens = max((view.lengths[1] for view in stored.layers if view is not None), default=0)
+        try:
+            return image_data(prepared.pixels, None, 1, tokens)
+        except ArgumentError:  # patches that form no square: the map is shown without the image
+            return None
+
+    def _reading(self, name: str) -> StoredReading:
+        stored = self._stored.get(name)
+        if stored is None:
+            raise Refusal("gone", "this text is no longer kept; it is read again")
+        self._stored.move_to_end(name)
+        return stored
+
+    def _layer(self, name: str, layer: int) -> tuple[StoredReading, View, str]:
+        stored, path = self._reading(name), self._path_of(layer)
+        view = stored.layers[layer]
+        if view is None:
+            raise ArgumentError(f"layer must have run on this text: layer {layer} did not; choose another")
+        return stored, view, path
+
+    def _maps(self, request: Maps) -> Reply:
+        """Return the cells of heads in the order of the request; those of a layer are computed together."""
+        by_layer: dict[int, list[int]] = {}
+        for layer, head in request.heads:
+            by_layer.setdefault(layer, []).append(head)
+        arrays: dict[tuple[int, int], tuple[Tensor, bytes]] = {}
+        for layer, heads in by_layer.items():
+            stored, view, path = self._layer(request.reading, layer)
+            for head in heads:
+                _check_head(view, layer, head)
+            size = view.size(EXACT)
+            if request.measure == "written":
+                cells = self._written(stored, view, path, layer, heads, size)
+            else:
+                cells = cells_of(view, heads, *size)
+            arrays |= {(layer, head): (own, levels(own)) for head, own in zip(heads, cells, strict=True)}
+        maps = [arrays[place] for place in request.heads]
+        sizes = [
+            {"rows": cells.shape[0], "columns": cells.shape[1], "bytes": len(array)} for cells, array in maps
+        ]
+        return Reply({"maps": sizes}, b"".join(array for _, array in maps))
+
+    def _written(
+        self,
+        stored: StoredReading,
+        view: View,
+        path: str,
+        layer: int,
+        heads: list[int],
+        size: tuple[int, int],
+    ) -> Tensor:
+        """Return weights times norms of what heads write, [h, rows, columns]."""
+        if not self._has_projection(stored, path):
+            raise ArgumentError(
+                f"measure must be weights for layer {layer}: got 'written'; its output projection is unknown"
+            )
+        record = view.calls[-1]
+        if record.written_norms is None:
+            with torch.no_grad():
+                record.large[NORMS] = written_norms(self.model, stored.calls[path])
+        written = written_cells(view, heads, *size)
+        if written is None:
+            raise ArgumentError(f"norms must be finite: those of layer {layer} are not; choose weights")
+        return written
+
+    def _of_head(self, request: OfHead) -> Reply:
+        stored, view, path = self._layer(request.reading, request.layer)
+        head = request.head
+        _check_head(view, request.layer, head)
+        if request.part == "pairs":
+            return Reply({"pairs": strongest_pairs(view, head)[: request.most]})
+        if request.part == "output":
+            outputs = self._outputs(stored, view, path)
+            if outputs is None:
+                raise ArgumentError(
+                    f"output must be of at most {EXACT} tokens: this text has {view.lengths[0]}; shorten it"
+                )
+            own = outputs[head]
+            return Reply({"rows": own.shape[0], "columns": own.shape[1]}, as_bytes(own.half()))
+        cells = self._region(view, request)
+        return Reply({"rows": cells.shape[0], "columns": cells.shape[1]}, levels(cells))
+
+    def _region(self, view: View, request: OfHead) -> Tensor:
+        """Return the cells of a part of a map; ranges end where the text ends."""
+        if view.calls[0].map is None or len(view.calls) > 1:
+            raise ArgumentError(
+                f"region must be of a map that was kept: layer {request.layer} kept none; shorten the text"
+            )
+        ranges: list[slice] = []
+        for name, (start, end), length in zip(
+            ("queries", "keys"), (request.queries, request.keys), view.lengths, strict=True
+        ):
+            if start >= length:
+                raise ArgumentError(
+                    f"{name} must begin within {length} positions: got {start}; reload the page"
+                )
+            ranges.append(slice(start, min(end, length)))
+        queries, keys = ranges
+        return region_cells(view, request.head, queries, keys, REGION)
+
+    def _outputs(self, stored: StoredReading, view: View, path: str) -> Tensor | None:
+        """Return the outputs of a layer's heads, [H, T, D], or None if they were not kept."""
+        call = stored.calls.get(path)
+        if call is None or call.output is None or not view.is_exact(EXACT):
+            return None
+        return outputs_of_queries(view, stored.reading.heads[path], call.output[:1])
+
+
+class _Stop(Listener):
+    """Counts the layers that have run, and ends a forward that nobody waits for or that takes too long."""
+
+    def __init__(
+        self, live: LiveModel, request: Read, cancelled: Callable[[], bool], deadline: float
+    ) -> None:
+        self.live, self.request, self.cancelled, self.deadline = live, request, cancelled, deadline
+        self.calls: list[CallShape] = []
+        self.layer_calls: dict[str, LayerCall] = {}
+        self.done = 0
+
+    def hear(self, call: LayerCall) -> None:
+        live, request = self.live, self.request
+        with live._lock:
+            newest = live._newest.get((request.client, request.slot), 0)
+            self.done += 1
+            live._progress = request.client, min(self.done, max(1, len(live.layers)))
+        if newest > request.number or self.cancelled():
+            raise Refusal("superseded", "a newer text is read")
+        if monotonic() > self.deadline:
+            raise Refusal(
+                "refused",
+                f"a reading must take at most {live.seconds:g} seconds: {self.done} of {len(live.layers)} "
+                "layers were done; shorten the text, or start with a larger time limit",
+            )
+        B, _, T, _ = call.weights.shape
+        self.calls.append((call.kind, B, T, call.weights.mask.counted(T)))
+        value, output = (None if x is None else x.detach().clone() for x in (call.value, call.output))
+        self.layer_calls[call.path] = replace(call, value=value, output=output if T <= EXACT else None)
+
+
+def _check_head(view: View, layer: int, head: int) -> None:
+    if head not in view.heads:
+        raise ArgumentError(
+            f"head must be one of the {len(view.heads)} of layer {layer}: got {head}; count heads from 0"
+        )
+
+
+def _bytes_of(heads: Heads, calls: Mapping[str, LayerCall]) -> int:
+    """Return the bytes of what a reading keeps: q, k and lse of its maps, values, and outputs of heads."""
+    tensors = [x for call in calls.values() for x in (call.value, call.output) if x is not None]
+    for layer in heads.values():
+        for record in layer.calls:
+            if record.map is None:
+                continue
+            scores, lse, _ = record.map.parts()
+            tensors += [scores.q, scores.k] if isinstance(scores, Scores) else [scores.weights]
+            tensors += [] if lse is None else [lse]
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
