@@ -210,6 +210,15 @@ def test_regions_of_a_long_text_are_the_exact_weights() -> None:
     assert close(whole, pooled)
 
 
+def test_patterns_of_long_texts_are_left_out_on_a_cpu_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwise.server.live_model.MOST_WEIGHTS", 6 * 40 * 40)
+    model = live("llama")
+    short, long = reply_to(model, "a" * 40), reply_to(model, "ab" * 40)
+    assert short["note"] == "" and "induction" in short["heads"][0]["numbers"]
+    assert long["note"] == "On a CPU, induction and other patterns are measured for up to 40 tokens."
+    assert "induction" not in long["heads"][0]["numbers"] and "entropy" in long["heads"][0]["numbers"]
+
+
 def test_appended_tokens_are_read_after_the_text() -> None:
     for name in ("mini", "llama"):
         model = live(name)
@@ -362,6 +371,8 @@ def test_models_that_cannot_be_served_are_refused_at_once() -> None:
         LiveModel(tiny.model.eval(), 3, "no tokenizer")
     with pytest.raises(hw.errors.ArgumentError, match="max_tokens must be at least 2: got 1"):
         LiveModel(tiny.model, tiny.tokenizer, "short", max_tokens=1)
+    with pytest.raises(hw.errors.ArgumentError, match="seconds must be greater than 0: got 0"):
+        LiveModel(tiny.model, tiny.tokenizer, "no time", seconds=0)
     with pytest.raises(hw.errors.ArgumentError, match=r"must return a tensor or a mapping.*got int"):
         LiveModel(vit().model, lambda image: 3, "no pixels")
 
@@ -407,7 +418,7 @@ def test_progress_is_told_while_a_text_is_read() -> None:
         return False
 
     model.answer(Read("test", 100, text=TEXT), look)
-    assert counts == [(1, 3), (2, 3), (3, 3)]
+    assert counts == [(1, 3), (2, 3), (3, 3), (3, 3), (3, 3), (3, 3)]  # the last ones while it is measured
 
 
 @pytest.mark.thinned(0)

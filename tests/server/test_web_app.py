@@ -216,10 +216,11 @@ def test_two_pages_are_answered_one_after_the_other_with_their_own_heads(address
 
 def test_a_browser_that_goes_away_ends_its_request() -> None:
     class Slow(LiveModel):
-        ended = threading.Event()
+        began, ended = threading.Event(), threading.Event()
 
         def answer(self, request: Any, cancelled: Any = lambda: False) -> Reply:
             if isinstance(request, Read) and request.client == "slow":
+                self.began.set()
                 end = time.monotonic() + 20
                 while not cancelled():
                     assert time.monotonic() < end
@@ -233,6 +234,7 @@ def test_a_browser_that_goes_away_ends_its_request() -> None:
         connection = http.client.HTTPConnection(place.hostname or "", place.port)
         headers = {"Content-Type": "application/json", "X-Headwise-Token": TOKEN}
         connection.request("POST", "/ask", json.dumps(READ | {"client": "slow"}), headers)
+        assert model.began.wait(20)
         connection.close()
         assert model.ended.wait(20)
         assert sent(served, body=READ)[0] == 200

@@ -25,7 +25,7 @@ from .. import budget
 from ..engines.scores import Scores
 from ..errors import ArgumentError, HeadwiseError
 from ..heads.collection import Heads
-from ..heads.joint_measurement import joined_maps
+from ..heads.joint_measurement import MOST_WEIGHTS, joined_maps
 from ..heads.record import NORMS
 from ..listeners.ablation import scaled_heads
 from ..listeners.active import LayerCall, Listener
@@ -72,6 +72,7 @@ class StoredReading:
         layers: the view of each layer of the page; None: it did not run.
         calls: each layer's values and, of short texts, outputs of heads, by path.
         size: bytes of q, k, values and outputs.
+        note: what was not measured.
     """
 
     heads: Heads
@@ -79,6 +80,7 @@ class StoredReading:
     layers: list[View | None]
     calls: dict[str, LayerCall]
     size: int
+    note: str
 
 
 class LiveModel:
@@ -111,6 +113,8 @@ class LiveModel:
         memory: int | None = None,
         seconds: float = SECONDS,
     ) -> None:
+        if not seconds > 0:
+            raise ArgumentError(f"seconds must be greater than 0: got {seconds}; 60 is usual")
         check_eval_mode(model)
         self.model, self.title, self.seconds = model, title, seconds
         self.input: ModelInput = (
@@ -239,6 +243,7 @@ class LiveModel:
                 "before": None
                 if before is None
                 else self.predictor.predictions(prepared, before, None, most=ALL_ON),
+                "note": stored.note,
                 "milliseconds": round(1000 * (perf_counter() - began), 1),
             }
         )
@@ -284,8 +289,7 @@ class LiveModel:
         heads.title = self.title
         if prepared.names is not None:
             heads.tokens = [prepared.names]
-        for joined in joined_maps(call for layer in heads.values() for call in layer.calls):
-            joined.measure_patterns()
+        note = self._measure_patterns(heads, stop)
         (reading,) = readings_of(heads, 0)
         if not self._paths:
             self._paths = list(reading.heads.paths)
@@ -294,7 +298,23 @@ class LiveModel:
         size = _bytes_of(heads, stop.layer_calls)
         if prepared.tokens:
             self._bytes_per_token = max(self._bytes_per_token, size / prepared.tokens)
-        return StoredReading(heads, reading, layers, stop.layer_calls, size), output
+        return StoredReading(heads, reading, layers, stop.layer_calls, size, note), output
+
+    def _measure_patterns(self, heads: Heads, stop: _Stop) -> str:
+        """Measure induction and other patterns, short calls together; return a note on what is left out."""
+        records = [record for layer in heads.values() for record in layer.calls]
+        for joined in joined_maps(records):
+            joined.measure_patterns()
+        note = ""
+        for record in records:
+            _, H, T, S = record.shape
+            if self.device.type == "cpu" and H * T * S > MOST_WEIGHTS:  # seconds a layer
+                record.take_patterns({}, {})
+                most = int((MOST_WEIGHTS / H) ** 0.5)
+                note = f"On a CPU, induction and other patterns are measured for up to {most:,} tokens."
+            stop.check()
+            record.measure_patterns()
+        return note
 
     def _check_memory(self, prepared: Prepared) -> None:
         """Raise `ArgumentError` if q and k of a text would not fit the memory limit."""
@@ -485,12 +505,11 @@ class _Stop(Listener):
         self.layer_calls: dict[str, LayerCall] = {}
         self.done = 0
 
-    def hear(self, call: LayerCall) -> None:
+    def check(self) -> None:
+        """Raise `Refusal` if nobody waits for the reading any more, or its time is over."""
         live, request = self.live, self.request
         with live._lock:
             newest = live._newest.get((request.client, request.slot), 0)
-            self.done += 1
-            live._progress = request.client, min(self.done, max(1, len(live.layers)))
         if newest > request.number or self.cancelled():
             raise Refusal("superseded", "a newer text is read")
         if monotonic() > self.deadline:
@@ -499,6 +518,12 @@ class _Stop(Listener):
                 f"a reading must take at most {live.seconds:g} seconds: {self.done} of {len(live.layers)} "
                 "layers were done; shorten the text, or start with a larger time limit",
             )
+
+    def hear(self, call: LayerCall) -> None:
+        with self.live._lock:
+            self.done += 1
+            self.live._progress = self.request.client, min(self.done, max(1, len(self.live.layers)))
+        self.check()
         B, _, T, _ = call.weights.shape
         self.calls.append((call.kind, B, T, call.weights.mask.counted(T)))
         value, output = (None if x is None else x.detach().clone() for x in (call.value, call.output))

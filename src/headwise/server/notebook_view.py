@@ -28,7 +28,7 @@ from .web_app import page_of_model
 if TYPE_CHECKING:
     import os
 
-HEIGHT = 900  # of the frame, in dots of the screen
+HEIGHT, LEAST_HEIGHT = 900, 200  # of the frame, in pixels
 INSTALL = 'For a live page, install anywidget: pip install "headwise[notebook]", and restart the kernel.'
 
 # The front end of the widget: it carries messages between the frame and Python, and computes nothing.
@@ -120,6 +120,10 @@ def live(
         >>> len(view.heads.all())
         56
     """
+    if not isinstance(height, int) or height < LEAST_HEIGHT:
+        raise ArgumentError(
+            f"height must be at least {LEAST_HEIGHT} pixels: got {height!r}; {HEIGHT} is usual"
+        )
     if isinstance(model, nn.Module):
         if tokenizer is None:
             raise ArgumentError(

@@ -131,10 +131,10 @@ def readings_of(
     names: tuple[Sequence[str] | None, Sequence[str] | None] = (None, None),
 ) -> list[Reading]:
     """Return a `Reading` of every sequence of the last forward, or of one."""
-    some = heads.chosen(chosen)
+    some = _places(heads, chosen)
     runs = _runs(heads)
     if not any(runs.values()):
-        call_of(heads[some[0].path])  # says so
+        call_of(heads[some[0][0]])  # says so
     count = min(call.shape[0] for run in runs.values() for call in run)
     if batch is not None and (isinstance(batch, bool) or not -count <= batch < count):
         raise IndexError(f"batch must be between 0 and {count - 1}: got {batch}; choose one of those")
@@ -146,6 +146,13 @@ def readings_of(
                 "one with batch="
             )
     return [_reading(heads, runs, number, count, some, names) for number in numbers]
+
+
+def _places(heads: Heads, chosen: Sequence[tuple[Layer, int]] | None) -> list[tuple[str, int]]:
+    """Return (place of the layer, head) of the chosen heads; None: all, whose numbers are not computed."""
+    if chosen is None and heads:
+        return [(layer.place, head) for layer in heads.values() for head in range(layer.num_heads)]
+    return [(head.path, head.head) for head in heads.chosen(chosen)]
 
 
 def row_of(batch: int, sequences: int, rows: int) -> int:
@@ -207,7 +214,7 @@ def _reading(
     runs: dict[str, list[Record]],
     batch: int,
     sequences: int,
-    some: list[Head],
+    some: list[tuple[str, int]],
     names: tuple[Sequence[str] | None, Sequence[str] | None],
 ) -> Reading:
     alone = Heads()
@@ -219,8 +226,8 @@ def _reading(
         for call in runs[path] or layer.calls[-1:]:
             alone.add(path, _alone(call, row_of(batch, sequences, call.shape[0]), marks), layer.layer)
     chosen: dict[str, list[int]] = {}
-    for head in some:
-        chosen.setdefault(head.path, []).append(head.head)
+    for place, head in some:
+        chosen.setdefault(place, []).append(head)
     shown = {
         path: layer
         for path, layer in zip(alone.paths, alone.values(), strict=True)
@@ -232,7 +239,7 @@ def _reading(
         path: _view(layer, chosen[layer.place], _all_names(alone, layer, joined[path], words[path]))
         for path, layer in shown.items()
     }
-    places = {(head.path, head.head) for head in some}
+    places = set(some)
     own = [head for head in alone.all() if (head.path, head.head) in places]
     return Reading(batch, sequences, alone, [views.get(path) for path in alone.paths], own)
 

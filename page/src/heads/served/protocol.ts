@@ -43,6 +43,7 @@ export interface ReadReply {
   texts: string[][];
   predictions: Prediction[]; // at most 10, largest first
   before: Prediction[] | null; // the 3 most probable with all heads unchanged; null: they are
+  note: string; // what was not measured, "" for nothing
   milliseconds: number;
 }
 

@@ -182,21 +182,22 @@ export class ServedEngine implements Engine, SourceOwner {
   }
 
   private reading(source: ServedSource, input: Input): ModelReading {
-    const { text, tokens, all_tokens, prompt, predictions, before, milliseconds } = source.reply;
+    const { text, tokens, all_tokens, prompt, predictions, before, note, milliseconds } = source.reply;
     const names = source.readings[0].calls.find((call) => call !== null)?.keyTokens ?? [];
     const appended = input.appended.length > 0;
     const whole = appended && text.startsWith(input.typed) && text.length > input.typed.length;
     const time = `${counted(Math.ceil(milliseconds))} ms`;
+    const sentence =
+      all_tokens > tokens
+        ? `The first ${counted(tokens)} of ${counted(all_tokens)} tokens were read. This took ${time}.`
+        : `${counted(tokens)} tokens, read in ${time}`;
     return {
       source,
       text: whole ? text : input.text,
       written: appended ? names.slice(prompt) : [],
       predictions,
       before,
-      note:
-        all_tokens > tokens
-          ? `The first ${counted(tokens)} of ${counted(all_tokens)} tokens were read. This took ${time}.`
-          : `${counted(tokens)} tokens, read in ${time}`,
+      note: note === "" ? sentence : `${sentence.replace(/\.?$/, ".")} ${note}`,
     };
   }
 
@@ -213,7 +214,8 @@ export class ServedEngine implements Engine, SourceOwner {
         try {
           const ask = { ask: "progress", client: this.connection.client } as const;
           const { done, of } = (await this.connection.ask(ask, signal)).header;
-          show(of > 0 ? `Reading: layer ${counted(done)} of ${counted(of)}` : "Reading");
+          if (of === 0) show("Reading");
+          else show(done < of ? `Reading: layer ${counted(done)} of ${counted(of)}` : "Measuring the heads");
         } finally {
           clearTimeout(silent);
         }
