@@ -55,7 +55,7 @@ def run(*arguments):
 def test_what_only_tells_loads_no_torch(tmp_path: Path) -> None:
     output = fresh(
         """
-        verbs = ("look", "check", "explain", "survey", "presets", "doctor", "learn")
+        verbs = ("look", "check", "explain", "survey", "serve", "presets", "doctor", "learn")
         for arguments in ([], ["--version"], ["--help"], *([verb, "--help"] for verb in verbs)):
             code, out = run(*arguments)
             assert code == 0 and out, arguments
@@ -80,7 +80,7 @@ def test_the_top_of_the_help_has_a_line_for_each_verb_and_examples(capsys) -> No
     _, commands = output.split("Commands:\n")
     verbs, _, rest = commands.partition("\n\n")
     named = [line.split()[0] for line in verbs.splitlines()]
-    assert named == "look check explain survey presets doctor learn".split()
+    assert named == "look check explain survey serve presets doctor learn".split()
     assert "..." not in verbs
     assert 'headwise look "' in rest and "headwise --install-completion" in rest
     assert max(map(len, output.splitlines())) <= 80

@@ -62,7 +62,7 @@ def serve(
         typer.Option(help="cpu or cuda.", show_default="cpu", autocompletion=complete_devices),
     ] = None,
 ) -> None:
-    """Show a model in a live page: type a text, and every head is computed again.
+    """Show a model in a page that recomputes every head while you type.
 
     Starts a web server on this machine and opens the page. On the page you can type, switch heads off or
     scale them, compare two texts, append predicted tokens, and zoom into the maps of long texts. The address

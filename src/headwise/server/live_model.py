@@ -303,7 +303,7 @@ class LiveModel:
     def _measure_patterns(self, heads: Heads, stop: _Stop) -> str:
         """Measure induction and other patterns, short calls together; return a note on what is left out."""
         records = [record for layer in heads.values() for record in layer.calls]
-        for joined in joined_maps(records):
+        for joined in joined_maps(records, MOST_WEIGHTS):
             joined.measure_patterns()
         note = ""
         for record in records:

@@ -103,9 +103,9 @@ def terminal_heatmaps(
         2 │    ████▒▒▒▒│  1 0.90
           │    ████▒▒▒▒│
           └────────────┘
-        weight from:  · 0  ░ 0.01
+        least weight:  · 0  ░ 0.01
         ▒ 0.1  ▓ 0.25  █ 0.5
-        empty: none
+        blank: none
     """
     table_class()  # before anything is computed, to report errors at once
     if width < LEAST:
