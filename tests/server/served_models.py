@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headwise.models import Pretrained
 from headwise.server.live_model import LiveModel
@@ -100,3 +100,47 @@ def server(model: LiveModel, token: str = TOKEN, port: int = 0) -> Iterator[str]
         thread.join(10)
         bound.close()
         app.app.state.thread.stop()  # type: ignore[attr-defined]
+
+
+def with_end_token() -> Pretrained:
+    """The small Llama, whose tokenizer adds [CLS] and [SEP] around a text."""
+    tokenizer = a_tokenizer()
+    return Pretrained(llama(vocab_size=len(tokenizer)).model, tokenizer, "Llama with an end token")
+
+
+class OwnModel(nn.Module):
+    """A model of one layer of 3 heads of 6, of the kind that users write: its inputs have other names."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.table = nn.Embedding(vocab_size, 18)
+        self.layer = nn.MultiheadAttention(18, 3, batch_first=True)
+        self.words = nn.Linear(18, vocab_size)
+
+    def forward(self, idx: Tensor) -> Tensor:
+        x = self.table(idx)
+        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        return self.words(x + self.layer(x, x, x, attn_mask=hidden)[0])
+
+
+class OwnModelWithMask(OwnModel):
+    def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        assert attention_mask is not None and attention_mask.shape == tokens.shape
+        return super().forward(tokens)
+
+
+class OwnImageModel(nn.Module):
+    """Features [1, 36] of 16 patches of an image; classes where `num_classes` is 36."""
+
+    def __init__(self, num_classes: int | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.patches = nn.Conv2d(3, 36, 8, stride=8)
+        self.layer = nn.MultiheadAttention(36, 3, batch_first=True)
+        if num_classes is not None:
+            self.num_classes = num_classes
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        x = self.patches(pixels).flatten(2).transpose(1, 2)
+        return (x + self.layer(x, x, x)[0]).mean(1)

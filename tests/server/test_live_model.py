@@ -30,7 +30,7 @@ from headwise.server.protocol import (
     Reply,
 )
 from headwise.show.offline_pages import EVEN, LEVELS, RATIO, STEP
-from small_models import hooks_on
+from small_models import hooks_on, hugging_face
 from trained import a_tokenizer, mini
 
 NAMES = [
@@ -459,3 +459,133 @@ def test_a_text_read_first_is_in_the_page_with_no_map() -> None:
     page = page_of_model(model, "http", "")
     assert "connect-src 'self'" in page and "<script>alert" not in page
     assert "connect-src" not in page_of_model(model, "parent", "channel")
+
+
+# What a hostile reader of the page asked for
+
+
+def albert() -> LiveModel:
+    """A model that runs one layer three times."""
+    hf, tokenizer = hugging_face(), a_tokenizer()
+    sizes = {"hidden_size": 36, "embedding_size": 18, "num_attention_heads": 6, "intermediate_size": 41}
+    torch.manual_seed(3)
+    config = hf.AlbertConfig(**sizes, num_hidden_layers=3, vocab_size=len(tokenizer))
+    return LiveModel(hf.AlbertModel(config).eval(), tokenizer, "ALBERT")
+
+
+def test_a_head_of_a_layer_that_runs_again_is_off_in_that_run_alone() -> None:
+    model = albert()
+    name = reply_to(model, "the cat", factors={(0, 1): 0.0})["reading"]
+    for layer in range(3):
+        output = model.answer(OfHead("output", name, layer, 1)).array or b""
+        assert any(output) is (layer != 0)
+
+
+def test_windows_and_encoder_decoders_are_refused() -> None:
+    hf = hugging_face()
+    sizes = {"image_size": 32, "patch_size": 4, "embed_dim": 12, "depths": [1], "num_heads": [2]}
+    swin = hf.SwinForImageClassification(hf.SwinConfig(**sizes, window_size=4)).eval()
+    with pytest.raises(hw.errors.ArgumentError, match=r"attends in 4 windows"):
+        LiveModel(swin, vit().tokenizer, "Swin")
+    sizes = {"d_model": 12, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 258}
+    bart = hf.BartModel(hf.BartConfig(**sizes, encoder_attention_heads=2, decoder_attention_heads=2)).eval()
+    with pytest.raises(hw.errors.ArgumentError, match="got BartModel, which is both"):
+        LiveModel(bart, a_tokenizer(), "BART")
+
+
+class Skipping(nn.Module):
+    """A model whose first layer runs on long texts alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(258, 12)
+        self.layers = nn.ModuleList(hw.MultiHeadAttention(12, 2) for _ in range(3))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        for layer in list(self.layers)[1 if input_ids.shape[1] < 9 else 0 :]:
+            x = x + layer(x)[0]
+        return x
+
+
+def test_a_layer_that_does_not_run_leaves_the_numbers_of_the_others_in_place() -> None:
+    torch.manual_seed(0)
+    tokenizer, module = a_tokenizer(special=False), Skipping().eval()
+    model = LiveModel(module, tokenizer, "skips", example="a long text")
+    reply = reply_to(model, "cat dog")
+    assert [call is None for call in reply["calls"]] == [True, False, False]
+    heads, _ = watched(model, "cat dog")
+    entropies = {(row["layer"], row["head"]): row["numbers"]["entropy"] for row in reply["heads"]}
+    assert sorted(entropies) == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert entropies[2, 1] == pytest.approx(float(heads[heads.paths[-1]].entropy[1]), rel=1e-3)
+    short = LiveModel(module, tokenizer, "skips", example="cat dog")
+    with pytest.raises(Refusal, match="did not run there"):
+        reply_to(short, "a long text")
+
+
+def test_what_a_scaled_head_writes_is_scaled() -> None:
+    model = live("llama")
+    cells = []
+    for factor in (1.0, 0.5, 0.0):
+        name = reply_to(model, TEXT, factors={(1, 0): factor} if factor != 1 else {})["reading"]
+        cells.append(decoded(model.answer(Maps(name, ((1, 0),), "written"))).nan_to_num(0.0))
+    assert cells[2].max() == 0 and cells[1].max() < cells[0].max()
+
+
+def test_a_model_that_was_set_to_training_is_refused() -> None:
+    model = LiveModel(*llama())
+    model.model.train()
+    with pytest.raises(Refusal, match="model must be in eval mode"):
+        reply_to(model, TEXT)
+
+
+def test_changed_weights_give_other_readings_and_other_predictions_before() -> None:
+    model = LiveModel(*llama())
+    first = reply_to(model, TEXT, factors={(0, 0): 0.0})
+    before = decoded(model.answer(Maps(first["reading"], ((2, 3),))))
+    with torch.no_grad():
+        model.model.model.layers[0].self_attn.q_proj.weight.data.mul_(-1)
+        model.model.lm_head.weight.data.mul_(-1)
+    second = reply_to(model, TEXT, factors={(0, 0): 0.0})
+    assert first["reading"] != second["reading"]
+    assert first["before"][0]["id"] != second["before"][0]["id"]
+    again = decoded(model.answer(Maps(first["reading"], ((2, 3),))))
+    assert torch.equal(before.nan_to_num(2.0), again.nan_to_num(2.0))
+
+
+def test_the_last_heads_are_those_of_the_last_text() -> None:
+    model = LiveModel(*llama())
+    first = reply_to(model, "first")
+    reply_to(model, "second text")
+    model.answer(Maps(first["reading"], ((0, 0),)))
+    assert model.last_heads[0].calls[-1].shape[2] == len("second text")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [("same", "same", "same"), ("a" * 300, "b" * 300, "long"), ("ab", "xy", "different")],
+    ids=["same", "long", "different"],
+)
+def test_texts_that_cannot_be_compared_have_a_reason(before: str, after: str, reason: str) -> None:
+    model = live("llama")
+    names = reply_to(model, before)["reading"], reply_to(model, after)["reading"]
+    assert model.answer(Changes(names)).header == {"flip": None, "reason": reason}
+
+
+def test_patches_of_an_oblong_image_are_placed_by_its_shape() -> None:
+    hf = hugging_face()
+    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 9}
+    config = hf.ViTConfig(**sizes, image_size=(16, 64), patch_size=8, num_labels=3)
+    model = LiveModel(
+        hf.ViTForImageClassification(config).eval(), lambda image: torch.rand(3, 16, 64), "oblong"
+    )
+    image = model.first["image"]
+    assert (image["rows"], image["columns"], image["first"]) == (2, 8, 1)
+
+
+def test_biases_count_towards_the_memory_of_readings() -> None:
+    hf, tokenizer = hugging_face(), a_tokenizer(special=False)
+    config = hf.T5Config(d_model=24, d_kv=6, num_heads=4, num_layers=2, d_ff=20, vocab_size=len(tokenizer))
+    model = LiveModel(hf.T5EncoderModel(config).eval(), tokenizer, "T5", memory=2**20)
+    reply_to(model, "a" * 200)
+    assert model._last.size > 4 * 200 * 200 * 4

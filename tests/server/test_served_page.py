@@ -285,7 +285,7 @@ def test_two_texts_are_compared_as_in_changes(browser: Browser, address_of: Call
     texts = "The nurse said that he left", "The nurse said that she left"
     type_into(page, texts[0])
     read(page, texts[0])
-    page.click("#alive-compare")
+    page.click("#alive-compare")  # the second text is the first, until it is changed
     type_into(page, texts[1], "#alive-other")
     event = reading(page, f"e.flip !== null && location.hash.includes({urlencode({'against': texts[1]})!r})")
     assert event["flip"]["words"] == ["he", "she"]
@@ -472,6 +472,35 @@ def test_a_text_that_the_server_has_no_longer_is_read_again(browser_of_errors: B
         heads, _ = watched(model, TYPED)
         label = page.evaluate("document.querySelector('[data-head=\"1.3\"]').ariaLabel")
         assert heads[1][3].label.name in label
+
+
+def test_the_first_text_is_read_again_where_it_is_gone_when_its_page_is_loaded(
+    browser_of_errors: Browser,
+) -> None:
+    model = LiveModel(*llama())
+    drawn = "document.querySelectorAll('#wall .thumb[data-drawn=true]').length"
+    with server(model) as address:
+        for number in range(13):
+            model.answer(Read("another page", number + 1, text=f"{TYPED} {number}"))
+        page = opened(browser_of_errors, page_of(address))
+        page.wait(f"{drawn} > 9")
+        assert len(asks(page, "read")) == 1
+        assert page.count("#wall .thumb[data-drawn=empty]") == 0
+        assert page.evaluate("document.querySelector('#alive-wrong').hidden")
+        model._stored.clear()
+        model.seconds = 0.0  # it cannot be read again
+        page.ask("Page.navigate", url="about:blank")
+        page.ask("Page.navigate", url=page_of(address))
+        page.wait("document.querySelectorAll('#wall .thumb[data-drawn=empty]').length > 9")
+        page.wait("document.querySelector('#alive-wrong').textContent.includes('at most 0 seconds')")
+        title = page.evaluate("document.querySelector('#wall .thumb[data-drawn]').title")
+        assert title == "This map could not be loaded."
+        model.seconds = 60.0
+        type_into(page, TYPED)
+        read(page, TYPED)
+        page.wait(f"{drawn} > 9")
+        page.wait("document.querySelector('#wall .thumb[title]') === null")
+        assert page.evaluate("document.querySelector('#alive-wrong').hidden")
 
 
 def test_a_wrong_token_is_refused_in_words(browser_of_errors: Browser) -> None:

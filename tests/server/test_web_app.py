@@ -260,6 +260,20 @@ def test_too_many_requests_are_refused(monkeypatch: pytest.MonkeyPatch, address:
     assert status == 503 and "0 requests to answer" in error_of(content)[1]
 
 
+def test_requests_that_never_arrive_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web_app, "REQUEST_SECONDS", 0.3)
+    with server(live("llama")) as served:
+        place = urlsplit(served)
+        slow = [socket.create_connection((place.hostname or "", place.port or 0)) for _ in range(20)]
+        for connection in slow:
+            connection.sendall(b"GET / HTTP/1.1\r\nX-a: ")
+        for connection in slow:
+            connection.settimeout(10)
+            assert connection.recv(1) == b""
+            connection.close()
+        assert sent(served, body=READ | {"client": "after"})[0] == 200
+
+
 def test_a_port_in_use_gives_the_next_one() -> None:
     with socket.socket() as occupied:
         occupied.bind(("127.0.0.1", 0))

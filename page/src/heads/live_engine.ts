@@ -2,7 +2,7 @@
 
 import type { Factors } from "./head_factors.ts";
 import type { LayerData } from "./page_data.ts";
-import type { Changes, Prediction } from "./served/protocol.ts";
+import type { Changes, Incomparable, Prediction } from "./served/protocol.ts";
 import type { Source } from "./sources.ts";
 
 /** What is to be read. */
@@ -20,12 +20,14 @@ export interface ModelReading {
   written: string[]; // names of the tokens that were appended
   predictions: Prediction[];
   before: Prediction[] | null; // the 3 most probable with all heads unchanged; null: they are
+  problem: string; // why nothing is predicted, "" for nothing
   note: string; // how many tokens, how fast
 }
 
 export interface EngineResult {
   readings: [ModelReading, ModelReading | null];
-  changes: Changes | null; // from the first text to the second; null: nothing in common, or only one text
+  changes: Changes | null; // from the first text to the second; null: they are not compared, or there is only one
+  incomparable: Incomparable | null; // why they are not compared
   detail: Record<string, unknown>; // of the event
 }
 

@@ -19,12 +19,18 @@ import {
 import type { Engine, EngineListener, EngineResult, Input, ModelReading } from "./live_engine.ts";
 import { ReadError } from "./live_engine.ts";
 import { predictionList, sentence } from "./prediction_list.ts";
-import type { Prediction } from "./served/protocol.ts";
+import type { Incomparable, Prediction } from "./served/protocol.ts";
 import type { Source } from "./sources.ts";
 import type { App } from "./store.ts";
 import { latest } from "./view_kinds.ts";
 
 const LARGEST_IMAGE = 8 * 2 ** 20; // bytes
+const NOTHING_PREDICTED = "This model predicts no tokens.";
+const INCOMPARABLE: Record<Incomparable, string> = {
+  same: "The texts are the same, so there is nothing to compare.",
+  long: "Texts of more than 256 tokens are not compared token by token.",
+  different: "The texts have no token in common and cannot be compared. Change only a few words.",
+};
 
 export function livePanel(app: App, engine: Engine): void {
   new LivePanel(app, engine);
@@ -52,6 +58,7 @@ class LivePanel implements EngineListener {
   private readonly words = el("ol", { id: "alive-words" });
   private readonly before = el("p", { id: "alive-before", class: "quiet", hidden: true });
   private readonly hint = el("p", { id: "alive-hint", class: "quiet", hidden: true });
+  private readonly none = el("p", { id: "alive-none", class: "quiet", hidden: true }, NOTHING_PREDICTED);
   private readonly toggle = el("button", { type: "button", id: "alive-toggle", "aria-keyshortcuts": "o" });
   private readonly factor = el("input", {
     id: "alive-factor",
@@ -139,8 +146,10 @@ class LivePanel implements EngineListener {
     const heads = new Set(layers.map((layer) => layer.num_heads));
     const size = heads.size === 1 ? ` with ${[...heads][0]} heads each` : "";
     const computed = `computed ${place} by ${title} (${layers.length} layers${size})`;
-    if (predicts === "")
-      return [el("p", { id: "alive-none", class: "quiet" }, "This model predicts no tokens.")];
+    if (predicts === "") {
+      this.none.hidden = false;
+      return [this.none];
+    }
     const [name, label, about] =
       predicts === "next token"
         ? [
@@ -159,6 +168,7 @@ class LivePanel implements EngineListener {
     return [
       el("h2", { class: "alive-title" }, name),
       this.words,
+      this.none,
       this.hint,
       this.before,
       el("p", { class: "quiet" }, about),
@@ -345,7 +355,7 @@ class LivePanel implements EngineListener {
   }
 
   /** Hand over what was read to the other panels. */
-  private hand({ readings: [reading, other], changes }: EngineResult): void {
+  private hand({ readings: [reading, other], changes, incomparable }: EngineResult): void {
     const { app } = this;
     const first = this.numbers[0] === null;
     const lost = this.numbers.map((number) => (number === null ? null : app.sources[number]));
@@ -356,8 +366,7 @@ class LivePanel implements EngineListener {
     if (other !== null) {
       const theirs = this.put(1, other);
       if (changes !== null) flips.unshift({ before: [own, 0], after: [theirs, 0], ...changes });
-      else
-        this.complain("The texts have no token in common and cannot be compared. Change only a few words.");
+      else this.complain(INCOMPARABLE[incomparable ?? "different"], false);
     }
     app.replace(own, app.sources[own]); // all of it is there now
     for (const source of lost) if (source !== null && !app.sources.includes(source)) source.close?.();
@@ -374,13 +383,13 @@ class LivePanel implements EngineListener {
     return number;
   }
 
-  private complain(message: string): void {
+  private complain(message: string, old = true): void {
     if (this.wrong.textContent !== message) this.wrong.textContent = message;
     this.wrong.hidden = !message;
-    this.words.classList.toggle("alive-old", Boolean(message));
+    this.words.classList.toggle("alive-old", old && Boolean(message));
   }
 
-  private show({ note, predictions, before, written }: ModelReading, factors: Factors): void {
+  private show({ note, predictions, before, problem, written }: ModelReading, factors: Factors): void {
     const { predicts, mask } = this.engine;
     this.note.textContent = note;
     const choice =
@@ -399,7 +408,9 @@ class LivePanel implements EngineListener {
     if (focused) (this.words.querySelector("button") ?? this.box).focus();
     this.before.hidden = before === null || before.length === 0;
     this.before.textContent = before === null ? "" : `With ${unchanged}: ${sentence(before)}.`;
-    this.hint.hidden = predicts !== "masked token" || predictions.length > 0;
+    this.none.textContent = problem || NOTHING_PREDICTED;
+    this.none.hidden = predictions.length > 0 || (problem === "" && predicts !== "");
+    this.hint.hidden = predicts !== "masked token" || predictions.length > 0 || problem !== "";
     if (!this.hint.hidden)
       this.hint.textContent = `The text has no ${mask}. Write ${mask} in place of a word to see what the model predicts there.`;
     this.written.hidden = written.length === 0;

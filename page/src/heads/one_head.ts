@@ -28,6 +28,8 @@ import { rowTable } from "./row_table.ts";
 import type { App, State } from "./store.ts";
 import { type Zoomed, zoomedMap } from "./zoomed_map.ts";
 
+const NOT_LOADED = "The attention map of this head could not be loaded.";
+const NOT_HERE = "The attention map of this head is not in this page.";
 const SIDE = 320; // tokens up to which a map keeps a cell per pair in sight
 const REDRAWN: (keyof State | "sources")[] = [
   "source", "text", "layer", "head", "view", "measure", "step", "sources",
@@ -218,9 +220,7 @@ export function oneHeadPanel(app: App): HTMLElement {
     picture = zoomed = scene = null;
     outputDetails.hidden = !call?.hasOutput;
     if (call === null || plain === null) {
-      stage.replaceChildren(
-        el("p", { class: "quiet" }, "The attention map of this head is not in this page."),
-      );
+      stage.replaceChildren(el("p", { class: "quiet" }, call && source.alive ? NOT_LOADED : NOT_HERE));
       for (const part of [tools, explained, text, pairs, table, legend, take]) part.replaceChildren();
       steps.element.hidden = true;
       rowLine.textContent = cellLine.textContent = "";

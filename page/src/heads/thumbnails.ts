@@ -17,7 +17,8 @@ const WHOLE = 0.85; // dots are whole where that fills so much of the room
 /** A map and where it is drawn, in CSS dots from the corner of its line. */
 export interface Thumbnail {
   element: HTMLElement; // says whether it is drawn: data-drawn
-  load: () => Promise<Cells | null>;
+  load: () => Promise<Cells | null>; // null: there is none, and its place stays empty
+  lacking: string; // what is said in that place
   left: number;
   top: number;
   width: number;
@@ -165,7 +166,10 @@ export class Thumbnails {
     this.behind.delete(line);
     line.drawn = false;
     if (!kept) line.canvas.width = line.canvas.height = 0;
-    for (const { element } of line.thumbnails) delete element.dataset.drawn;
+    for (const { element } of line.thumbnails) {
+      delete element.dataset.drawn;
+      element.removeAttribute("title");
+    }
   }
 
   private schedule(): void {
@@ -201,8 +205,8 @@ export class Thumbnails {
     try {
       this.loaded.push({ ...task, cells: await task.thumbnail.load() });
     } catch (error) {
-      task.thumbnail.element.title = "this map cannot be read";
-      this.loaded.push({ ...task, cells: null });
+      const thumbnail = { ...task.thumbnail, lacking: "This map cannot be read." };
+      this.loaded.push({ ...task, thumbnail, cells: null });
       reportError(error);
     } finally {
       this.loading--;
@@ -215,15 +219,20 @@ export class Thumbnails {
     const dots = (length: number) => Math.max(1, Math.round(length * ratio));
     resize(canvas, dots(line.width), dots(line.height));
     const [width, height] = [dots(thumbnail.width), dots(thumbnail.height)];
-    const nothing = { rows: 1, columns: 1, values: new Float32Array([Number.NaN]) };
-    paintCells(this.brush, cells === null ? nothing : pooled(cells, height, width));
     const context = canvas.getContext("2d");
     if (context === null) return;
     context.imageSmoothingEnabled = false;
     const [left, top] = [Math.round(thumbnail.left * ratio), Math.round(thumbnail.top * ratio)];
     const half = Math.floor((thumbnail.apart * ratio) / 2);
     context.clearRect(left - half, 0, width + 2 * half, canvas.height); // what was here may have been larger
+    const { element, lacking } = thumbnail;
+    element.dataset.drawn = cells === null ? "empty" : "true";
+    if (cells === null) {
+      element.title = lacking;
+      return;
+    }
+    element.removeAttribute("title");
+    paintCells(this.brush, pooled(cells, height, width));
     context.drawImage(this.brush, left, top, width, height);
-    thumbnail.element.dataset.drawn = "true";
   }
 }

@@ -215,13 +215,15 @@ class Wall {
       canvas,
       ...spots.map(({ tile }) => tile.element),
     );
+    const lacking = this.app.source.alive ? "This map could not be loaded." : "This map is not in this page.";
     const thumbnails = spots.map(({ tile, column }) => {
       const height = inside * tile.tall;
       tile.element.style.gridColumn = String(column + 1);
       tile.element.style.setProperty("--tall", `${height + 2 * FRAME}px`);
       const load = async () => (await this.app.reading.calls[tile.head.layer]?.cells(tile.head.head)) ?? null;
       const left = column * (side + gap) + FRAME;
-      return { element: tile.map, load, left, top: FRAME, width: inside, height, apart: gap + 2 * FRAME };
+      const size = { left, top: FRAME, width: inside, height, apart: gap + 2 * FRAME };
+      return { element: tile.map, load, lacking, ...size };
     });
     const width = columns * (side + gap) - gap;
     const height = Math.max(...thumbnails.map((each) => each.height)) + 2 * FRAME;

@@ -110,7 +110,8 @@ def scaled_heads(model: nn.Module, factors: Mapping[tuple[str, int], float]) -> 
     """Multiply outputs of heads, before concatenation and W_O, inside a `with` block.
 
     Args:
-        factors: by path of the layer and head; 0 is the same as `ablate` with method="zero".
+        factors: by path of the layer and head; "path#1" is the second run of a layer that runs
+            again. 0 is the same as `ablate` with method="zero".
 
     Raises:
         ArgumentError: an unknown layer. In the model's forward: a head that the layer does not have.
@@ -127,8 +128,12 @@ def scaled_heads(model: nn.Module, factors: Mapping[tuple[str, int], float]) -> 
     """
 
     def change(call: LayerCall, index: Tensor, output: Tensor) -> Tensor:
-        path = base_of(call.path)
-        chosen = [factors.get((call.path, head), factors.get((path, head), 1.0)) for head in index.tolist()]
+        first = call.path if "#" in call.path else f"{call.path}#0"  # the run, then the layer in all its runs
+        names = (first, base_of(call.path))
+        chosen = [
+            next((factors[name, head] for name in names if (name, head) in factors), 1.0)
+            for head in index.tolist()
+        ]
         scaled = output.index_select(1, index) * output.new_tensor(chosen)[:, None, None]
         off = index[torch.tensor([factor == 0 for factor in chosen], device=index.device)]
         # 0 times an infinite number would be NaN

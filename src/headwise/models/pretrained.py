@@ -414,7 +414,8 @@ def read(text: str, model: nn.Module, tokenizer: Tokenizer, *, most: int = MOST_
     room = most if limit is None else min(most, limit)
     verbose = {"verbose": False}  # headwise itself reports texts that are too long
     length = len(tokenizer(text, **verbose)["input_ids"])
-    encoded = tokenizer(text, return_tensors="pt", truncation=True, max_length=room, **verbose)
+    with _end_cut(tokenizer):
+        encoded = tokenizer(text, return_tensors="pt", truncation=True, max_length=room, **verbose)
     ids = encoded["input_ids"][0].tolist()
     special = set(tokenizer.all_special_ids)
     unknown = getattr(tokenizer, "unk_token_id", None)
@@ -428,13 +429,31 @@ def read(text: str, model: nn.Module, tokenizer: Tokenizer, *, most: int = MOST_
         size = getattr(embedded, "num_embeddings", None)
         parameters = inspect.signature(model.forward).parameters
         inputs = {name: value for name, value in encoded.items() if name in parameters}
-        if not inputs:  # a model of the user's own: ids are its first argument
-            inputs = {next(iter(parameters), "input_ids"): encoded["input_ids"]}
+        if "input_ids" not in inputs:  # a model of the user's own: ids are its first argument
+            rest = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+            names = [
+                name for name, each in parameters.items() if name not in inputs and each.kind not in rest
+            ]
+            inputs = {next(iter(names), "input_ids"): encoded["input_ids"], **inputs}
     if size is not None and max(ids) >= size:
         raise ArgumentError(
             f"tokenizer must fit the model: token {max(ids)} for a vocabulary of {size}; use the model's own"
         )
     return Reading(inputs, [token_name(tokenizer, token) for token in ids], length, limit)
+
+
+@contextmanager
+def _end_cut(tokenizer: Tokenizer) -> Iterator[None]:
+    """Make a tokenizer cut the end of long texts inside the context, also one that cuts the beginning."""
+    side = getattr(tokenizer, "truncation_side", "right")
+    if side == "right":
+        yield
+        return
+    tokenizer.truncation_side = "right"  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        tokenizer.truncation_side = side  # type: ignore[attr-defined]
 
 
 def most_tokens(model: nn.Module, tokenizer: Tokenizer) -> int | None:

@@ -8,13 +8,13 @@ Letters: T query_len, H num_heads, D channels of a head, V words or classes.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import count
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -26,16 +26,17 @@ from ..engines.scores import Scores
 from ..errors import ArgumentError, HeadwiseError
 from ..heads.collection import Heads
 from ..heads.joint_measurement import MOST_WEIGHTS, joined_maps
+from ..heads.layer_names import path_in_words
 from ..heads.record import NORMS
 from ..listeners.ablation import scaled_heads
 from ..listeners.active import LayerCall, Listener
 from ..listeners.adapters import attach
 from ..listeners.capture import watch
 from ..listeners.effects import check_eval_mode
-from ..listeners.head_outputs import output_projection, written_norms
+from ..listeners.head_outputs import written_norms
 from ..listeners.model_outputs import CallShape
 from ..show.heads_page import heads_data, layers_data
-from ..show.offline_pages import as_bytes, image_data, levels
+from ..show.offline_pages import LEADING, as_bytes, image_data, levels
 from ..show.page_readings import (
     EXACT,
     Reading,
@@ -56,7 +57,6 @@ from .predictions import Predictor
 from .protocol import Changes, Distances, Maps, OfHead, Progress, Read, Refusal, Reply, Request
 
 KEPT_READINGS = 12
-KEPT_PREDICTIONS = 8
 KEPT_CLIENTS = 1000
 REGION = 512  # cells a side
 ALL_ON = 3  # predictions shown of the model with all heads on
@@ -70,17 +70,34 @@ class StoredReading:
     Attributes:
         heads: as `headwise.watch` measured them.
         layers: the view of each layer of the page; None: it did not run.
-        calls: each layer's values and, of short texts, outputs of heads, by path.
-        size: bytes of q, k, values and outputs.
+        parts: what else a layer computed, by path.
+        factors: of heads whose output was scaled, by (layer, head).
+        ids: token ids.
+        size: bytes of q, k and outputs.
         note: what was not measured.
     """
 
     heads: Heads
     reading: Reading
     layers: list[View | None]
-    calls: dict[str, LayerCall]
+    parts: dict[str, LayerParts]
+    factors: dict[tuple[int, int], float]
+    ids: list[int]
     size: int
     note: str
+
+
+@dataclass(frozen=True, eq=False)
+class LayerParts:
+    """What is kept of a call of a layer beside its map.
+
+    Attributes:
+        norms: what heads write per key, ||v W_O||, [1, H, S]; None: the projection is unknown.
+        output: of the heads before W_O, [1, H, T, D], of a short text.
+    """
+
+    norms: Tensor | None
+    output: Tensor | None
 
 
 class LiveModel:
@@ -116,6 +133,11 @@ class LiveModel:
         if not seconds > 0:
             raise ArgumentError(f"seconds must be greater than 0: got {seconds}; 60 is usual")
         check_eval_mode(model)
+        if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+            raise ArgumentError(
+                f"model must be an encoder or a decoder: got {type(model).__name__}, which is both; return "
+                "model.get_encoder()"
+            )
         self.model, self.title, self.seconds = model, title, seconds
         self.input: ModelInput = (
             TextInput(model, tokenizer, max_tokens, example)
@@ -125,15 +147,13 @@ class LiveModel:
         self.predictor = Predictor(model, self.input)
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.memory = budget.bytes_allowed(self.device) if memory is None else memory
-        self._name = secrets.token_hex(8)  # readings of another process have other names
+        self._names = (f"{secrets.token_hex(8)}.{number}" for number in count())  # never used again
         self._stored: OrderedDict[str, StoredReading] = OrderedDict()
-        self._predicted: OrderedDict[tuple[Any, ...], Tensor | None] = OrderedDict()
         self._newest: OrderedDict[tuple[str, int], int] = OrderedDict()
         self._lock = threading.Lock()
         self._progress: tuple[str, int] = ("", 0)
         self._bytes_per_token = 0.0
         self._paths: list[str] = []
-        self._can_write: dict[str, bool] = {}  # by path: the output projection is known
         self.layers: list[dict[str, Any]] = []
         self.first = self._read(Read("", 0, text=self.input.example), lambda: False).header
         self.first_heads = self._stored[self.first["reading"]].heads
@@ -142,7 +162,7 @@ class LiveModel:
     @property
     def last_heads(self) -> Heads:
         """Return the heads of the last reading."""
-        return next(reversed(self._stored.values())).heads
+        return self._last.heads
 
     # Requests
 
@@ -181,10 +201,7 @@ class LiveModel:
                 outputs = self._outputs(stored, view, path)
                 return Reply(distances_of(view, stored.reading.heads[path], outputs))
             if isinstance(request, Changes):
-                before, after = (self._reading(name).reading for name in request.readings)
-                compared = flips([[before], [after]], EXACT)
-                keys = ("words", "layers", "heads")
-                return Reply({"flip": {key: compared[0][key] for key in keys} if compared else None})
+                return self._changes(*map(self._reading, request.readings))
             return self.arrive(request) or Reply({})
         except HeadwiseError as error:
             raise Refusal("refused", str(error)) from error
@@ -205,25 +222,22 @@ class LiveModel:
 
     def _read(self, request: Read, cancelled: Callable[[], bool]) -> Reply:
         began = perf_counter()
+        check_eval_mode(self.model)  # a notebook may have changed it
         prepared = self.input.prepare(request)
         self._check_memory(prepared)
-        factors = {(self._path_of(layer), head): factor for (layer, head), factor in request.factors.items()}
+        factors = {(self._place_of(layer), head): factor for (layer, head), factor in request.factors.items()}
         stop = _Stop(self, request, cancelled, monotonic() + self.seconds)
-        place = prepared.key
-        if factors and place not in self._predicted:
+        before: Tensor | None = None
+        if factors:  # measured each time: the weights may have changed since
             with torch.no_grad(), self._running(request, stop), attach(self.model, stop, "eager"):
-                self._predict(place, prepared, self.model(**prepared.inputs), stop)
+                output = self.model(**prepared.inputs)
+            before = self.predictor.shares(prepared, output, stop.calls)
         with torch.no_grad(), self._running(request, stop):
-            stored, output = self._measured(prepared, factors, stop)
+            stored, output = self._measured(request, prepared, factors, stop)
         shares = self.predictor.shares(prepared, output, stop.calls)
-        if not factors:
-            self._remember(place, shares)
-        name = self._name_of(request)
+        name = next(self._names)
         self._keep(name, stored)
         tokens = prepared.tokens or max(view.lengths[1] for view in stored.layers if view is not None)
-        before = self._predicted.get(place) if factors else None
-        if not self.layers:
-            self.layers = layers_data(stored.reading)
         texts: Texts = {}
         return Reply(
             {
@@ -232,7 +246,7 @@ class LiveModel:
                 "tokens": tokens,
                 "prompt": prepared.prompt or tokens,
                 "all_tokens": prepared.all_tokens or tokens,
-                "heads": heads_data(stored.reading),
+                "heads": self._heads_data(stored.reading),
                 "calls": [
                     None if view is None else self._call_data(stored, view, path, prepared, texts)
                     for view, path in zip(stored.layers, self._paths, strict=True)
@@ -244,24 +258,20 @@ class LiveModel:
                 if before is None
                 else self.predictor.predictions(prepared, before, None, most=ALL_ON),
                 "note": stored.note,
+                "problem": self.predictor.problem,
                 "milliseconds": round(1000 * (perf_counter() - began), 1),
             }
         )
 
-    def _predict(self, place: tuple[Any, ...], prepared: Prepared, output: object, stop: _Stop) -> None:
-        self._remember(place, self.predictor.shares(prepared, output, stop.calls))
-
-    def _remember(self, place: tuple[Any, ...], shares: Tensor | None) -> None:
-        """Keep what the model predicts with all heads on."""
-        self._predicted[place] = shares
-        self._predicted.move_to_end(place)
-        while len(self._predicted) > KEPT_PREDICTIONS:
-            self._predicted.popitem(last=False)
+    def _heads_data(self, reading: Reading) -> list[dict[str, Any]]:
+        """Return the heads' numbers; layers are counted as on the first text, also where some did not run."""
+        own = [self._paths.index(path) for path in reading.heads.paths]
+        return [row | {"layer": own[row["layer"]]} for row in heads_data(reading)]
 
     @contextmanager
     def _running(self, request: Read, stop: _Stop) -> Iterator[None]:
         """Report progress while the model runs, and end it where nobody waits any more."""
-        stop.calls, stop.layer_calls, stop.done = [], {}, 0
+        stop.calls, stop.parts, stop.done = [], {}, 0
         with self._lock:
             self._progress = request.client, 0
         try:
@@ -271,7 +281,7 @@ class LiveModel:
                 self._progress = "", 0
 
     def _measured(
-        self, prepared: Prepared, factors: Mapping[tuple[str, int], float], stop: _Stop
+        self, request: Read, prepared: Prepared, factors: Mapping[tuple[str, int], float], stop: _Stop
     ) -> tuple[StoredReading, object]:
         """Run the model once, watched; return what is kept, and the model's output."""
         with ExitStack() as stack:
@@ -289,16 +299,33 @@ class LiveModel:
         heads.title = self.title
         if prepared.names is not None:
             heads.tokens = [prepared.names]
+        self._check_layers(heads)
         note = self._measure_patterns(heads, stop)
         (reading,) = readings_of(heads, 0)
         if not self._paths:
-            self._paths = list(reading.heads.paths)
+            self._paths, self.layers = list(reading.heads.paths), layers_data(reading)
         by_path = dict(zip(reading.heads.paths, reading.layers, strict=True))
         layers = [by_path.get(path) for path in self._paths]
-        size = _bytes_of(heads, stop.layer_calls)
+        size = _bytes_of(heads, stop.parts)
         if prepared.tokens:
             self._bytes_per_token = max(self._bytes_per_token, size / prepared.tokens)
-        return StoredReading(heads, reading, layers, stop.layer_calls, size, note), output
+        stored = StoredReading(heads, reading, layers, stop.parts, request.factors, prepared.ids, size, note)
+        return stored, output
+
+    def _check_layers(self, heads: Heads) -> None:
+        """Raise `ArgumentError` for layers that attend in windows, or that the page does not have."""
+        for path, layer in zip(heads.paths, heads.values(), strict=True):
+            batch = layer.calls[-1].shape[0]
+            if batch != 1:
+                raise ArgumentError(
+                    f"model must attend over the whole input: {path_in_words(path)} attends in {batch} "
+                    "windows; use headwise.watch, and heads.to_html(batch=0) for one of them"
+                )
+            if self._paths and path not in self._paths:
+                raise ArgumentError(
+                    f"text must run the layers of the first text: {path_in_words(path)} did not run there; "
+                    "start with this text"
+                )
 
     def _measure_patterns(self, heads: Heads, stop: _Stop) -> str:
         """Measure induction and other patterns, short calls together; return a note on what is left out."""
@@ -327,23 +354,23 @@ class LiveModel:
             )
 
     def _keep(self, name: str, stored: StoredReading) -> None:
-        self._stored[name] = stored
-        self._stored.move_to_end(name)
-        while len(self._stored) > 1 and (
+        """Keep a reading, and as many of those before as fit; two in any case, to compare them."""
+        self._stored[name] = self._last = stored
+        while len(self._stored) > 2 and (
             len(self._stored) > KEPT_READINGS
             or sum(reading.size for reading in self._stored.values()) > self.memory
         ):
             self._stored.popitem(last=False)
 
-    def _name_of(self, request: Read) -> str:
-        """Return the name of a reading: the same for the same request, another in another process."""
-        content = (request.text, request.appended, sorted(request.factors.items()), request.image)
-        return hashlib.sha256(f"{self._name} {content!r}".encode("utf-8", "surrogatepass")).hexdigest()[:24]
-
     def _path_of(self, layer: int) -> str:
         if layer >= len(self._paths):
             raise ArgumentError(f"layer must be one of {len(self._paths)}: got {layer}; count layers from 0")
         return self._paths[layer]
+
+    def _place_of(self, layer: int) -> str:
+        """Return the path that means this layer alone: of one that runs again, "path#0" is its first run."""
+        self._path_of(layer)
+        return str(self.layers[layer]["path"])
 
     # Parts of a reading
 
@@ -365,32 +392,18 @@ class LiveModel:
             "key_tokens": number_of(view.names[1], texts),
             "left_out": view.left_out,
             "steps": steps,
-            "has_written": has_map and self._has_projection(stored, path),
-            "has_output": exact and path in stored.calls and stored.calls[path].output is not None,
+            "has_written": has_map and path in stored.parts and stored.parts[path].norms is not None,
+            "has_output": exact and path in stored.parts and stored.parts[path].output is not None,
             "has_regions": not exact and has_map and len(view.calls) == 1,
         }
-
-    def _has_projection(self, stored: StoredReading, path: str) -> bool:
-        """Return True if the norms of what a layer's heads write can be computed."""
-        if path not in self._can_write:
-            call = stored.calls.get(path)
-            self._can_write[path] = call is not None and call.value is not None
-            if call is not None and call.value is not None:
-                try:
-                    output_projection(self.model, path, call.num_heads, call.value.shape[-1])
-                except ArgumentError:
-                    self._can_write[path] = False
-        return self._can_write[path]
 
     def _image(self, prepared: Prepared, stored: StoredReading) -> dict[str, Any] | None:
         """Return the image as the model read it, if its patches can be placed among the tokens."""
         if prepared.pixels is None:
             return None
         tokens = max((view.lengths[1] for view in stored.layers if view is not None), default=0)
-        try:
-            return image_data(prepared.pixels, None, 1, tokens)
-        except ArgumentError:  # patches that form no square: the map is shown without the image
-            return None
+        patches = patches_of(prepared.pixels.shape[0], prepared.pixels.shape[1], tokens)
+        return None if patches is None else image_data(prepared.pixels, patches, 1, tokens)
 
     def _reading(self, name: str) -> StoredReading:
         stored = self._stored.get(name)
@@ -438,14 +451,18 @@ class LiveModel:
         size: tuple[int, int],
     ) -> Tensor:
         """Return weights times norms of what heads write, [h, rows, columns]."""
-        if not self._has_projection(stored, path):
+        parts = stored.parts.get(path)
+        if parts is None or parts.norms is None:
             raise ArgumentError(
                 f"measure must be weights for layer {layer}: got 'written'; its output projection is unknown"
             )
         record = view.calls[-1]
         if record.written_norms is None:
-            with torch.no_grad():
-                record.large[NORMS] = written_norms(self.model, stored.calls[path])
+            norms = parts.norms.clone()
+            for (changed, head), factor in stored.factors.items():
+                if changed == layer:
+                    norms[:, head] *= abs(factor)
+            record.large[NORMS] = norms
         written = written_cells(view, heads, *size)
         if written is None:
             raise ArgumentError(f"norms must be finite: those of layer {layer} are not; choose weights")
@@ -488,10 +505,20 @@ class LiveModel:
 
     def _outputs(self, stored: StoredReading, view: View, path: str) -> Tensor | None:
         """Return the outputs of a layer's heads, [H, T, D], or None if they were not kept."""
-        call = stored.calls.get(path)
-        if call is None or call.output is None or not view.is_exact(EXACT):
+        parts = stored.parts.get(path)
+        if parts is None or parts.output is None or not view.is_exact(EXACT):
             return None
-        return outputs_of_queries(view, stored.reading.heads[path], call.output[:1])
+        return outputs_of_queries(view, stored.reading.heads[path], parts.output)
+
+    def _changes(self, before: StoredReading, after: StoredReading) -> Reply:
+        """Return two readings compared token by token, or why they are not."""
+        compared = flips([[before.reading], [after.reading]], EXACT)
+        if compared:
+            keys = ("words", "layers", "heads")
+            return Reply({"flip": {key: compared[0][key] for key in keys}, "reason": ""})
+        is_long = max(len(before.ids), len(after.ids)) > EXACT
+        reason = "same" if before.ids == after.ids else "long" if is_long else "different"
+        return Reply({"flip": None, "reason": reason})
 
 
 class _Stop(Listener):
@@ -502,7 +529,7 @@ class _Stop(Listener):
     ) -> None:
         self.live, self.request, self.cancelled, self.deadline = live, request, cancelled, deadline
         self.calls: list[CallShape] = []
-        self.layer_calls: dict[str, LayerCall] = {}
+        self.parts: dict[str, LayerParts] = {}
         self.done = 0
 
     def check(self) -> None:
@@ -526,8 +553,13 @@ class _Stop(Listener):
         self.check()
         B, _, T, _ = call.weights.shape
         self.calls.append((call.kind, B, T, call.weights.mask.counted(T)))
-        value, output = (None if x is None else x.detach().clone() for x in (call.value, call.output))
-        self.layer_calls[call.path] = replace(call, value=value, output=output if T <= EXACT else None)
+        try:
+            norms = written_norms(self.live.model, call)
+        except ArgumentError:  # gated heads, or a projection that is not known
+            norms = None
+        short = call.output is not None and T <= EXACT
+        output = call.output.detach().clone() if call.output is not None and short else None
+        self.parts[call.path] = LayerParts(norms, output)
 
 
 def _check_head(view: View, layer: int, head: int) -> None:
@@ -537,14 +569,31 @@ def _check_head(view: View, layer: int, head: int) -> None:
         )
 
 
-def _bytes_of(heads: Heads, calls: Mapping[str, LayerCall]) -> int:
-    """Return the bytes of what a reading keeps: q, k and lse of its maps, values, and outputs of heads."""
-    tensors = [x for call in calls.values() for x in (call.value, call.output) if x is not None]
+def patches_of(height: int, width: int, tokens: int) -> tuple[int, int] | None:
+    """Return rows and columns of square patches of an image, with few tokens before them; None: none fit.
+
+    Example:
+        >>> patches_of(224, 224, 197), patches_of(16, 64, 17), patches_of(30, 50, 12)
+        ((14, 14), (2, 8), None)
+    """
+    for first in range(LEADING + 1):
+        for rows in range(1, tokens - first + 1):
+            columns = (tokens - first) // rows
+            fits = rows * columns == tokens - first and height % rows == 0 and width % columns == 0
+            if fits and height // rows == width // columns:
+                return rows, columns
+    return None
+
+
+def _bytes_of(heads: Heads, parts: Mapping[str, LayerParts]) -> int:
+    """Return the bytes of what a reading keeps: tensors of its maps, norms, and outputs of heads."""
+    tensors = [x for part in parts.values() for x in (part.norms, part.output)]
     for layer in heads.values():
         for record in layer.calls:
             if record.map is None:
                 continue
             scores, lse, _ = record.map.parts()
             tensors += [scores.q, scores.k] if isinstance(scores, Scores) else [scores.weights]
-            tensors += [] if lse is None else [lse]
-    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+            tensors += [lse, record.map.bias, record.map.relative, record.map.mask.allowed]
+    storages = (x.untyped_storage() for x in tensors if x is not None)
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

@@ -14,9 +14,10 @@ import io
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -37,6 +38,10 @@ from .protocol import Read
 EXAMPLE = "The cat that I saw yesterday ran away"
 MASKED_EXAMPLE = "The cat sat on the {mask} because it was tired."
 MOST_PIXELS = 50_000_000  # of an image file
+MOST_ASPECT = 20  # the longer side by the shorter one
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+PREDICT_NEXT = ("ForCausalLM", "LMHeadModel")  # ends of names of classes
+OTHER_KINDS = re.compile(r"(ForMaskedLM|ForPreTraining)$|Classification")
 SIDE = 224  # of the example image, in pixels
 FUNCTION = re.compile(r"(?P<module>[\w.]+|.+\.py):(?P<function>[A-Za-z_]\w*)")
 
@@ -118,11 +123,13 @@ class TextInput:
         if isinstance(model, Transformer) and "last" in parameters:
             self._options["last"] = model.config.kind == "decoder" and model.config.output is not None
         embedded = getattr(model, "get_input_embeddings", lambda: None)()
+        tables = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
         self._vocab_size: int | None = (
             model.config.vocab_size
             if isinstance(model, Transformer)
-            else getattr(embedded, "num_embeddings", None)
+            else getattr(embedded, "num_embeddings", max(tables, default=None))
         )
+        self._special_end: int | None = None
 
     def prepare(self, request: Read) -> Prepared:
         """Return the tokens of a text, and those appended to it."""
@@ -132,21 +139,45 @@ class TextInput:
         inputs = dict(reading.inputs)
         appended = list(request.appended)
         name = next(name for name in ("ids", "input_ids", *inputs) if name in inputs)
-        T = inputs[name].shape[1]
+        all_ids = inputs[name][0].tolist()
+        T = len(all_ids)
+        if self._goes_on(appended):  # the next token is that of the text, not the one after its end token
+            T -= min(self._special_tokens_at_end(all_ids), self._added_at_end(), T - 1)
+            inputs = {key: value[:, :T] for key, value in inputs.items()}
         if appended:
             self._check_appended(appended, T)
             inputs = {key: self._longer(key, value, appended, key == name) for key, value in inputs.items()}
         ids: list[int] = inputs[name][0].tolist()
-        names = reading.tokens + [token_name(self.tokenizer, token) for token in appended]
+        names = reading.tokens[:T] + [name_of(self.tokenizer, token) for token in appended]
         return Prepared(
             inputs={key: value.to(self._device) for key, value in inputs.items()} | self._options,
             ids=ids,
             names=names,
             prompt=T,
-            all_tokens=reading.total + len(appended),
+            all_tokens=reading.total - (len(all_ids) - T) + len(appended),
             pixels=None,
             key=("text", request.text, request.appended),
         )
+
+    def _goes_on(self, appended: list[int]) -> bool:
+        """Return True if the model continues the text."""
+        if isinstance(self.model, Transformer):
+            return self.model.config.kind == "decoder"
+        name = type(self.model).__name__
+        return name.endswith(PREDICT_NEXT) or (bool(appended) and OTHER_KINDS.search(name) is None)
+
+    def _added_at_end(self) -> int:
+        """Return how many special tokens the tokenizer adds behind a text; others are in the text."""
+        if self._special_end is None:
+            self._special_end = self._special_tokens_at_end(list(map(int, self.tokenizer("a")["input_ids"])))
+        return self._special_end
+
+    def _special_tokens_at_end(self, ids: list[int]) -> int:
+        special = set(self.tokenizer.all_special_ids)
+        unknown = getattr(self.tokenizer, "unk_token_id", None)
+        if unknown != getattr(self.tokenizer, "eos_token_id", None):  # GPT-2 has a single token for both
+            special.discard(unknown)
+        return next((n for n, token in enumerate(reversed(ids)) if token not in special), len(ids))
 
     def _check_appended(self, appended: list[int], prompt: int) -> None:
         if prompt + len(appended) > self.max_tokens:
@@ -168,6 +199,16 @@ class TextInput:
         else:
             more = value[:, -1:].expand(-1, len(appended))
         return torch.cat([value, more], dim=1)
+
+
+def is_entry(tokenizer: Tokenizer, token: int) -> bool:
+    """Return False for an id beyond the tokenizer: vocabularies of models are often padded."""
+    return not isinstance(tokenizer, Sized) or token < len(tokenizer)
+
+
+def name_of(tokenizer: Tokenizer, token: int) -> str:
+    """Return what readers call a token, also one beyond the tokenizer."""
+    return token_name(tokenizer, token) if is_entry(tokenizer, token) else f"token {token}"
 
 
 class ImageInput:
@@ -218,18 +259,23 @@ class ImageInput:
 
 
 def _opened(data: bytes) -> Any:
-    """Return the image in a file, in RGB."""
-    from PIL import Image
+    """Return the image in a file, in RGB, upright, and on white where it is transparent."""
+    from PIL import Image, ImageOps
 
     try:
-        image = Image.open(io.BytesIO(data))
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
         width, height = image.size
         if width * height > MOST_PIXELS:
             raise ArgumentError(
                 f"image must have at most {MOST_PIXELS:,} pixels: got {width} x {height} = "
                 f"{width * height:,}; make it smaller"
             )
-        return image.convert("RGB")
+        if max(width, height) > MOST_ASPECT * min(width, height):
+            raise ArgumentError(
+                f"image must be at most {MOST_ASPECT} times as long as it is wide: got {width} x {height}; "
+                "cut it"
+            )
+        return _in_colours(ImageOps.exif_transpose(image))
     except ArgumentError:
         raise
     except Exception as error:  # damaged files raise many classes
@@ -237,6 +283,21 @@ def _opened(data: bytes) -> Any:
         raise ArgumentError(
             f"image must be a PNG, JPEG or another image file: {reason}; choose another"
         ) from None
+
+
+def _in_colours(image: Any) -> Any:
+    """Return an image in RGB, its numbers scaled to 8 bits, and on white where it is transparent."""
+    from PIL import Image
+
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        image = image.convert("I")
+        scale = 255 / max(65535, image.getextrema()[1])
+        image = image.point(lambda value: value * scale + 0.5).convert("L")
+        image.info.pop("transparency", None)
+    if image.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image.convert("RGB")
 
 
 def _example_image() -> Any:
@@ -303,11 +364,7 @@ def _function(module_name: str, function_name: str) -> Any:
             raise ArgumentError(
                 f"MODEL must name a file that exists: there is no {module_name!r}; check the name"
             )
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None and spec.loader is not None, "a file that ends in .py has a loader"
-        module = importlib.util.module_from_spec(spec)
-        sys.modules.setdefault(path.stem, module)
-        spec.loader.exec_module(module)
+        module = _module_of(path)
     else:
         if "" not in sys.path and os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())  # as `python -m` does
@@ -326,3 +383,25 @@ def _function(module_name: str, function_name: str) -> Any:
             f"MODEL must name a function: {module_name} has no function {function_name!r}; check the name"
         )
     return function
+
+
+def _module_of(path: Path) -> ModuleType:
+    """Import a file, also a second time; a module of the same name stays what it is."""
+    name = path.stem
+    before = sys.modules.get(name)
+    if before is not None and getattr(before, "__file__", None) != str(path):
+        name = f"{name}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}"
+        before = sys.modules.get(name)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, "a file that ends in .py has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        if before is None:
+            sys.modules.pop(name, None)
+        else:
+            sys.modules[name] = before
+        raise
+    return module

@@ -218,16 +218,25 @@ def _widget(live_model: LiveModel, height: int, selected: tuple[int, int]) -> An
 
 
 def answer(live_model: LiveModel, widget: Any, content: Any) -> None:
-    """Answer a message of the page: {"id": ..., "ask": ...}."""
+    """Answer a message of the page: {"id": ..., "ask": ...}.
+
+    The page gets a reply to every message: an error where the answer failed or the kernel was interrupted.
+    """
     number = content.get("id") if isinstance(content, dict) else None
     try:
         request = request_of(content.get("ask") if isinstance(content, dict) else content)
         reply = live_model.arrive(request) or live_model.answer(request)
         header = json.loads(json.dumps(reply.header, allow_nan=False))
+        packed = reply.packed
     except Refusal as refusal:
         widget.send({"id": number, "error": refusal.reply})
     except ArgumentError as error:
         widget.send({"id": number, "error": {"error": str(error), "kind": "refused"}})
+    except BaseException as error:
+        reason = str(error).strip().partition("\n")[0]
+        text = f"the page failed: {type(error).__name__}{f': {reason:.500}' if reason else ''}"
+        widget.send({"id": number, "error": {"error": text, "kind": "failed"}})
+        if not isinstance(error, Exception):  # such as an interrupt of the kernel
+            raise
     else:
-        packed = reply.packed
         widget.send({"id": number, "header": header}, [] if packed is None else [packed])

@@ -8,7 +8,7 @@ without padding; a range is [from, to).
 from __future__ import annotations
 
 import json
-import math
+import re
 import struct
 import zlib
 from dataclasses import dataclass, field
@@ -23,6 +23,8 @@ MOST_REQUEST_BYTES = 16 * 2**20
 MOST_FACTORS = 4096
 MOST_MAPS = 256  # in one request
 LARGEST_FACTOR = 100.0
+DIGITS = r"[0-9]{1,6}"  # of a layer or a head
+HEAD_NAME = re.compile(rf"({DIGITS})\.({DIGITS})")
 
 STATUS = {"refused": 400, "token": 403, "superseded": 409, "gone": 410, "failed": 500, "busy": 503}
 
@@ -228,17 +230,17 @@ def _factors(data: object) -> dict[tuple[int, int], float]:
         )
     factors: dict[tuple[int, int], float] = {}
     for name, factor in data.items():
-        layer, _, head = name.partition(".")
-        if not (layer.isascii() and layer.isdigit() and head.isascii() and head.isdigit()):
+        match = HEAD_NAME.fullmatch(name)
+        if match is None:
             raise ArgumentError(f"factors must name heads as layer.head: got {name!r:.100}; try 2.3")
         is_number = isinstance(factor, (int, float)) and not isinstance(factor, bool)
-        if not is_number or not math.isfinite(factor) or abs(factor) > LARGEST_FACTOR:
+        if not is_number or not abs(factor) <= LARGEST_FACTOR:  # so that NaN is refused
             raise ArgumentError(
                 f"factors must be between -{LARGEST_FACTOR:g} and {LARGEST_FACTOR:g}: got {factor!r:.100} "
                 f"for head {name}; 0 switches a head off"
             )
         if factor != 1:
-            factors[int(layer), int(head)] = float(factor)
+            factors[int(match[1]), int(match[2])] = float(factor)
     return factors
 
 

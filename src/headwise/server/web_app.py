@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 HOST, PORT = "127.0.0.1", 8765
 PORTS_TRIED = 50
 MOST_WAITING = 2000  # requests
+MOST_CONNECTIONS = 500
+REQUEST_SECONDS = 20.0  # for a request to arrive
 TOKEN_HEADER = "x-headwise-token"
 NO_PAGE = (
     "This address needs the token that headwise serve printed: open the complete address, with ?token=…, "
@@ -128,12 +130,15 @@ def application(live: LiveModel, token: str, host: str = HOST) -> Callable[..., 
             if request.headers.get("content-type", "").partition(";")[0] != "application/json":
                 raise Refusal("refused", "the request must be application/json; reload the page")
             message = request_of(_decoded(await _body(request)))
-            reply = await _answered(request, thread, message)
+            content = (await _answered(request, thread, message)).to_bytes()
         except Refusal as refusal:
             return JSONResponse(refusal.reply, STATUS[refusal.kind])
         except HeadwiseError as error:
             return JSONResponse({"error": str(error), "kind": "refused"}, STATUS["refused"])
-        return BytesResponse(reply.to_bytes(), media_type="application/octet-stream")
+        except Exception as error:
+            reason = f"the reply failed: {type(error).__name__}: {error!s:.500}"
+            return JSONResponse({"error": reason, "kind": "failed"}, STATUS["failed"])
+        return BytesResponse(content, media_type="application/octet-stream")
 
     app = Starlette(routes=[Route("/", show), Route("/ask", ask, methods=["POST"])])
     app.state.thread = thread
@@ -142,14 +147,19 @@ def application(live: LiveModel, token: str, host: str = HOST) -> Callable[..., 
 
 async def _body(request: WebRequest) -> bytes:
     """Return the body of a request, or raise `Refusal` before more than the limit was read."""
+    from starlette.requests import ClientDisconnect
+
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MOST_REQUEST_BYTES:
-            raise Refusal(
-                "refused",
-                f"a request must have at most {MOST_REQUEST_BYTES // 2**20} MiB: got more; shorten the text",
-            )
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MOST_REQUEST_BYTES:
+                most = MOST_REQUEST_BYTES // 2**20
+                raise Refusal(
+                    "refused", f"a request must have at most {most} MiB: got more; shorten the text"
+                )
+    except ClientDisconnect:
+        raise Refusal("superseded", "the browser no longer waits for this") from None
     return bytes(body)
 
 
@@ -233,7 +243,8 @@ def _host_name(address: str) -> str:
 
 def _is_allowed(name: str, host: str) -> bool:
     """Return True for this machine and the chosen host. Numbers cannot be rebound; names of others can."""
-    if name in ("localhost", host) or (name == socket.gethostname() and _is_open(host)):
+    name, host = name.lower(), host.lower()
+    if name in ("localhost", host) or (name == socket.gethostname().lower() and _is_open(host)):
         return True
     try:
         number = ipaddress.ip_address(name)
@@ -324,8 +335,44 @@ def web_server(app: Any) -> uvicorn.Server:
     """Return the server that runs an application; `run(sockets=[...])` answers until it is stopped."""
     with needed("uvicorn", "headwise serve needs uvicorn"):
         import uvicorn
+        from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class TimedProtocol(H11Protocol):
+        """Closes a connection whose request has not arrived within `REQUEST_SECONDS`."""
+
+        timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.timer = self.loop.call_later(REQUEST_SECONDS, self._expire)
+
+        def data_received(self, data: bytes) -> None:
+            if self.timer is None:
+                self.timer = self.loop.call_later(REQUEST_SECONDS, self._expire)
+            super().data_received(data)
+
+        def on_response_complete(self) -> None:
+            self._stop_timer()
+            super().on_response_complete()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_timer()
+            super().connection_lost(exc)
+
+        def _stop_timer(self) -> None:
+            if self.timer is not None:
+                self.timer.cancel()
+            self.timer = None
+
+        def _expire(self) -> None:
+            self.timer = None
+            if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
+                self.transport.close()
+
     config = uvicorn.Config(
         app,
+        http=TimedProtocol,
+        limit_concurrency=MOST_CONNECTIONS,
         log_level="error",
         access_log=False,
         lifespan="off",

@@ -81,12 +81,16 @@ export class PageEngine implements Engine {
     const { logits, milliseconds } = said;
     const detail = { ids, logits, off, factors: Object.fromEntries(factors), milliseconds, kind };
     const reading = this.reading(said, "live", kind);
-    if (second === null || otherIds === null) return { readings: [reading, null], changes: null, detail };
+    if (second === null || otherIds === null)
+      return { readings: [reading, null], changes: null, incomparable: null, detail };
     const other = await theirs.read(second.text, otherIds, otherIds.length, factors);
     if (other === null) return null;
+    const same = said.read.ids.join() === other.read.ids.join();
+    const compared = same ? null : changes(said.read, other.read, this.special, H);
     return {
       readings: [reading, this.reading(other, "live, second text", kind)],
-      changes: changes(said.read, other.read, this.special, H),
+      changes: compared,
+      incomparable: same ? "same" : compared === null ? "different" : null,
       detail,
     };
   }
@@ -101,6 +105,7 @@ export class PageEngine implements Engine {
       written: read.names.slice(read.prompt),
       predictions: predictions(now, whole, tokenizer, read.text),
       before: whole === null ? null : predictions(whole, null, tokenizer, read.text, BEFORE),
+      problem: "",
       note: `${read.ids.length} of ${this.data.config.max_length} tokens, read in ${Math.ceil(milliseconds)} ms${slower}`,
     };
   }

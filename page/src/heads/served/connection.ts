@@ -9,6 +9,7 @@ import type { Ask, ErrorReply, Replies } from "./protocol.ts";
 
 const RETRY_MS = 1000;
 const PROBE_MS = 5000; // a probe that takes longer has failed
+const STUCK_MS = 60_000; // a notebook that has not answered a read until then may have lost it
 const AT_ONCE = 4; // asks for maps and the like: browsers open six connections, and a read must not wait for one
 
 export interface Answer<Header> {
@@ -36,7 +37,7 @@ interface Transport {
   send(ask: Ask, signal?: AbortSignal): Promise<Answer<unknown>>;
 }
 
-const KINDS: ErrorReply["kind"][] = ["refused", "superseded", "gone", "token", "failed"];
+const KINDS: ErrorReply["kind"][] = ["refused", "superseded", "gone", "token", "failed", "busy"];
 
 function askError(reply: unknown, otherwise: string): AskError {
   const { error, kind } = (reply ?? {}) as Partial<ErrorReply>;
@@ -90,14 +91,22 @@ function parsed(bytes: Uint8Array<ArrayBuffer>): unknown {
   }
 }
 
-interface Waiting {
+interface Posted {
+  ask: Ask;
   resolve(answer: Answer<unknown>): void;
   reject(error: unknown): void;
 }
 
-/** Messages to the window that this frame is in: a notebook's widget, which asks Python. */
+/**
+ * Messages to the window that this frame is in: a notebook's widget, which asks Python.
+ *
+ * A kernel answers in order and ends what it began. So one read of a slot is under way; of those that are asked for
+ * meanwhile, only the newest is sent.
+ */
 class ParentTransport implements Transport {
-  private readonly waiting = new Map<number, Waiting>();
+  private readonly waiting = new Map<number, Posted>();
+  private readonly reading = new Map<number, number>(); // by slot: the read that is under way
+  private readonly next = new Map<number, number>(); // by slot: the read that is sent after it
   private last = 0;
 
   constructor(private readonly channel: string) {
@@ -109,11 +118,12 @@ class ParentTransport implements Transport {
     const id = this.last;
     return new Promise((resolve, reject) => {
       const abort = () => {
-        this.waiting.delete(id);
+        this.waiting.delete(id); // what was not sent never is
         reject(signal?.reason);
       };
       const end = () => signal?.removeEventListener("abort", abort);
       this.waiting.set(id, {
+        ask,
         resolve: (answer) => {
           end();
           resolve(answer);
@@ -124,7 +134,8 @@ class ParentTransport implements Transport {
         },
       });
       signal?.addEventListener("abort", abort, { once: true });
-      window.parent.postMessage({ headwise: this.channel, id, ask }, "*");
+      if (ask.ask === "read" && this.reading.has(ask.slot)) this.postpone(id, ask.slot);
+      else this.post(id, ask);
     });
   }
 
@@ -132,10 +143,39 @@ class ParentTransport implements Transport {
     window.parent.postMessage({ headwise: this.channel, selected: [layer, head] }, "*");
   }
 
+  private post(id: number, ask: Ask): void {
+    if (ask.ask === "read") {
+      this.reading.set(ask.slot, id);
+      setTimeout(() => this.ended(id), STUCK_MS);
+    }
+    window.parent.postMessage({ headwise: this.channel, id, ask }, "*");
+  }
+
+  private postpone(id: number, slot: number): void {
+    const older = this.next.get(slot) ?? 0;
+    this.next.set(slot, id);
+    const dropped = this.waiting.get(older);
+    this.waiting.delete(older);
+    dropped?.reject(new AskError("superseded", "A newer text was asked for."));
+  }
+
+  /** A read is no longer under way, whether or not somebody still waits for it. */
+  private ended(id: number): void {
+    for (const [slot, running] of this.reading) {
+      if (running !== id) continue;
+      this.reading.delete(slot);
+      const next = this.next.get(slot) ?? 0;
+      this.next.delete(slot);
+      const posted = this.waiting.get(next);
+      if (posted !== undefined) this.post(next, posted.ask);
+    }
+  }
+
   private receive(event: MessageEvent): void {
     const message = event.data as Record<string, unknown> | null;
     if (event.source !== window.parent || typeof message !== "object" || message === null) return;
     if (message.headwise !== this.channel || !("header" in message || "error" in message)) return;
+    this.ended(message.id as number);
     const waiting = this.waiting.get(message.id as number);
     if (waiting === undefined) return;
     this.waiting.delete(message.id as number);

@@ -44,6 +44,7 @@ export interface ReadReply {
   predictions: Prediction[]; // at most 10, largest first
   before: Prediction[] | null; // the 3 most probable with all heads unchanged; null: they are
   note: string; // what was not measured, "" for nothing
+  problem: string; // why nothing is predicted, "" for nothing
   milliseconds: number;
 }
 
@@ -118,13 +119,17 @@ export interface PairsReply {
   pairs: [number, number, number][]; // query, key, weight; largest first
 }
 
+/** Why two texts are not compared: they are equal, too long, or have too little in common. */
+export type Incomparable = "same" | "long" | "different";
+
 export interface ChangesAsk {
   ask: "changes";
   readings: [string, string];
 }
 
 export interface ChangesReply {
-  flip: Changes | null; // null: the texts have no token in common
+  flip: Changes | null;
+  reason: Incomparable | ""; // why there is none
 }
 
 export interface ProgressAsk {
@@ -161,5 +166,5 @@ export interface Replies {
 
 export interface ErrorReply {
   error: string;
-  kind: "refused" | "superseded" | "gone" | "token" | "failed";
+  kind: "refused" | "superseded" | "gone" | "token" | "failed" | "busy";
 }

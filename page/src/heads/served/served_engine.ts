@@ -12,7 +12,7 @@ import {
 } from "../live_engine.ts";
 import type { LayerData, ServedData } from "../page_data.ts";
 import { AskError, Connection, pause } from "./connection.ts";
-import type { Changes, Prediction, ReadAsk, ReadReply } from "./protocol.ts";
+import type { ChangesReply, Prediction, ReadAsk, ReadReply } from "./protocol.ts";
 import { ServedSource, type SourceOwner } from "./served_source.ts";
 
 const LATE_MS = 1000; // until progress is shown
@@ -25,7 +25,7 @@ const LOST =
 /** The text of a box as it was read last. */
 interface Slot {
   source: ServedSource;
-  time: number; // when it was read
+  time: number; // when it was read; -Infinity: before the page was there
   renewal: Promise<ServedSource | null> | null;
 }
 
@@ -56,7 +56,7 @@ export class ServedEngine implements Engine, SourceOwner {
     this.example = data.first.text;
     const input = { text: this.example, typed: this.example, appended: [], image: null };
     this.shown = this.source(this.readAsk(input, new Map(), 0), data.first);
-    this.slots = [slotOf(this.shown), null];
+    this.slots = [slotOf(this.shown, -Infinity), null];
   }
 
   listen(listener: EngineListener): void {
@@ -84,9 +84,9 @@ export class ServedEngine implements Engine, SourceOwner {
         const source = await this.slotRead(0, first, factors, signal);
         const other = second === null ? null : await this.slotRead(1, second, factors, signal);
         this.current = true;
-        return { source, other, changes: other === null ? null : await this.changes(source, other, signal) };
+        return { source, other, compared: other && (await this.compared(source, other, signal)) };
       };
-      const { source, other, changes } = await readBoth().catch((error) => {
+      const { source, other, compared } = await readBoth().catch((error) => {
         if (!isGone(error)) throw error;
         this.current = false;
         return readBoth();
@@ -94,7 +94,8 @@ export class ServedEngine implements Engine, SourceOwner {
       const { tokens, predictions, milliseconds } = source.reply;
       return {
         readings: [this.reading(source, first), other && second && this.reading(other, second)],
-        changes,
+        changes: compared?.flip ?? null,
+        incomparable: compared && compared.flip === null ? compared.reason || "different" : null,
         detail: { tokens, predictions, factors: Object.fromEntries(factors), milliseconds },
       };
     } catch (error) {
@@ -120,6 +121,7 @@ export class ServedEngine implements Engine, SourceOwner {
     const superseded = error instanceof AskError && error.kind === "superseded";
     const replaced = this.running !== null || !this.slots.some((slot) => slot?.source === source);
     if (aborted || superseded || (isGone(error) && replaced)) return;
+    if (isGone(error)) this.current = false;
     this.listener?.trouble(message(error));
   }
 
@@ -128,7 +130,10 @@ export class ServedEngine implements Engine, SourceOwner {
     if (performance.now() - slot.time < RENEWED_MS) return null;
     const lost = slot.source;
     this.last++;
-    const { header } = await this.connection.ask({ ...lost.ask, number: this.last });
+    const { header } = await this.connection.ask({ ...lost.ask, number: this.last }).catch((error) => {
+      this.current = false;
+      throw error;
+    });
     const number = this.slots.indexOf(slot);
     if (number < 0) return null;
     const source = this.source(lost.ask, header);
@@ -145,22 +150,23 @@ export class ServedEngine implements Engine, SourceOwner {
   ): Promise<ServedSource> {
     const ask = this.readAsk(input, factors, slot);
     const before = this.slots[slot]?.source;
-    if (this.current && before !== undefined && JSON.stringify(before.ask) === JSON.stringify(ask))
-      return before;
+    const same = before !== undefined && JSON.stringify(before.ask) === JSON.stringify(ask);
+    if (this.current && same) return before;
     this.last++;
     const { header } = await this.connection.ask({ ...ask, number: this.last }, signal);
     const source = this.source(ask, header);
     this.slots[slot] = slotOf(source);
+    if (same) this.listener?.replaced(before, source);
     return source;
   }
 
-  private async changes(
+  private async compared(
     { reply: first }: ServedSource,
     { reply: second }: ServedSource,
     signal: AbortSignal,
-  ): Promise<Changes | null> {
+  ): Promise<ChangesReply> {
     const readings: [string, string] = [first.reading, second.reading];
-    return (await this.connection.ask({ ask: "changes", readings }, signal)).header.flip;
+    return (await this.connection.ask({ ask: "changes", readings }, signal)).header;
   }
 
   private readAsk(input: Input, factors: Factors, slot: 0 | 1): Omit<ReadAsk, "number"> {
@@ -182,7 +188,8 @@ export class ServedEngine implements Engine, SourceOwner {
   }
 
   private reading(source: ServedSource, input: Input): ModelReading {
-    const { text, tokens, all_tokens, prompt, predictions, before, note, milliseconds } = source.reply;
+    const { text, tokens, all_tokens, prompt, predictions, before, note, problem, milliseconds } =
+      source.reply;
     const names = source.readings[0].calls.find((call) => call !== null)?.keyTokens ?? [];
     const appended = input.appended.length > 0;
     const whole = appended && text.startsWith(input.typed) && text.length > input.typed.length;
@@ -197,6 +204,7 @@ export class ServedEngine implements Engine, SourceOwner {
       written: appended ? names.slice(prompt) : [],
       predictions,
       before,
+      problem: problem ?? "",
       note: note === "" ? sentence : `${sentence.replace(/\.?$/, ".")} ${note}`,
     };
   }
@@ -229,8 +237,8 @@ export class ServedEngine implements Engine, SourceOwner {
   }
 }
 
-function slotOf(source: ServedSource): Slot {
-  return { source, time: performance.now(), renewal: null };
+function slotOf(source: ServedSource, time = performance.now()): Slot {
+  return { source, time, renewal: null };
 }
 
 const isGone = (error: unknown) => error instanceof AskError && error.kind === "gone";
