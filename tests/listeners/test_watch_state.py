@@ -833,7 +833,7 @@ def test_a_forward_wrapped_inside_a_block_outlives_it(
         twin.load_state_dict({name: 3 * value for name, value in twin.state_dict().items()})
     for ours, theirs in zip(twins[::2], twins[1::2], strict=True):
         if own and way == "object":  # a copy would run what is behind it with the weights of the other
-            with pytest.raises(ArgumentError, match="whose Twice was wrapped while headwise was listening"):
+            with pytest.raises(ArgumentError, match="copy of a module whose Twice was wrapped there"):
                 ours(x)
         else:
             assert torch.equal(ours(x), theirs(x))
