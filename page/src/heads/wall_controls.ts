@@ -61,7 +61,7 @@ export function wallControls(app: App, place: HTMLElement): (offered: Measure[],
     {
       class: "role-note",
       title:
-        "The head attends from a word to a related word, for example from a verb to its object, and does so more often than any simple rule, such as “always the previous word”, is right.",
+        "The head attends from a word to a related word, for example from a verb to its object. It finds the related word in more cases than any simple rule, such as “always the previous word”.",
     },
     el("span", { class: "role" }),
     "has a role",

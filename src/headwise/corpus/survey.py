@@ -1,4 +1,4 @@
-"""`survey`: measure the heads of a model on every document of a corpus, and over all documents.
+"""`survey`: measure the heads of a model on every document of a corpus; summarise them over all documents.
 
     corpus ──> plan of pieces (documents.py) ──> blocks, claimed one by one (shards.py)
     model  ──> one document at a time (document_rows.py) ──> shards, written whole (shards.py)
@@ -65,7 +65,7 @@ def survey(
     workers: int | None = None,
     progress: bool | Progress = True,
 ) -> Survey:
-    """Measure every head of a model on every document of a corpus, and over all documents.
+    """Measure every head of a model on every document of a corpus; summarise each head over all documents.
 
         result = hw.survey("mini", "corpus/", out="survey/")
         result.table()

@@ -14,7 +14,7 @@ Letters: B batch, T query_len, S key_len, E width, H num_heads.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import isfinite
@@ -555,10 +555,10 @@ def where_right(evidence: Evidence) -> list[str]:
         positions, samples = _numbers(right.all(2).all(0)), _numbers(right.all(2).all(1))
         B, T, _ = right.shape
         if 0 < len(positions) < T:
-            message = f"the output at {_list('position', positions)} (of 0 to {T - 1})"
+            message = f"the output at {_list('position', positions)} (positions run from 0 to {T - 1})"
             probes.setdefault(message, []).append(call.probe)
         elif 0 < len(samples) < B:
-            message = f"the output of {_list('sample', samples)} (of 0 to {B - 1})"
+            message = f"the output of {_list('sample', samples)} (samples run from 0 to {B - 1})"
             probes.setdefault(message, []).append(call.probe)
         if call.weights is not None and call.weights.shape == truth.p.shape:
             close = (call.weights.double() - truth.p).abs() <= NEAR
@@ -569,9 +569,13 @@ def where_right(evidence: Evidence) -> list[str]:
                 message = "all attention weights, so the mistake is in the values or after the softmax"
                 probes.setdefault(message, []).append(call.probe)
     return [
-        f"for the test input{'s' * (len(names) > 1)} {', '.join(names)}: {message}"
+        f"test input{'s' * (len(names) > 1)} {_quoted(names)}: {message}"
         for message, names in ((message, list(dict.fromkeys(all_))) for message, all_ in probes.items())
     ]
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
 
 
 def _numbers(yes: Tensor) -> list[int]:

@@ -207,8 +207,8 @@ def effects(
 
     Raises:
         ArgumentError: a model in training mode; inputs that are a text, hold a cache, or have a sequence of
-            padding alone; a top below 1; an output of the model that holds no numbers, or has other positions
-            than the padding mask; a tokenizer that cannot convert ids to tokens.
+            padding alone; a top below 1; an output of the model without a tensor of numbers, or with another
+            number of positions than the padding mask; a tokenizer that cannot convert ids to tokens.
         AttentionBypassed: a layer whose head outputs cannot be read; no attention was found.
 
     Example:

@@ -88,8 +88,8 @@ def prune(model: nn.Module, heads: Heads) -> Pruned:
 
     Raises:
         ArgumentError: an unknown layer or head; a single run of a layer that runs several times; all heads of
-            a layer; part of a group; attention of another family; weights that are tied, wrapped or
-            quantised.
+            a layer; part of a group; an attention class that `prune` does not support; weights that are
+            tied, wrapped or quantised.
 
     Example:
         >>> from headwise.nn import MultiHeadAttention

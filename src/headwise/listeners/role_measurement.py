@@ -78,14 +78,15 @@ def roles(
 
     For each relation, the head is chosen on one half of the sentences and tested on the other half, which has
     other words and sentence shapes. It is compared with rules that need no model: the best fixed offset, and
-    the nearest, the first and the last word of that class. A role is found if the head beats every rule
-    by at least 0.15 and the difference is statistically significant. A head attends to the word with its
-    largest weight; special tokens, punctuation and the word itself are left out. A model that puts no weight
-    on later tokens is treated as causal: it is tested only on relations to earlier words, and each sentence
-    is preceded by a start token, or by "Well" if the tokenizer has none.
+    the nearest, the first and the last word of the related word's class (such as nouns). A role is found if
+    the head beats every rule by at least 0.15 and the difference is statistically significant. A head attends
+    to the word with its largest weight; special tokens, punctuation and the word itself are left out. A model
+    that puts no weight on later tokens is treated as causal: it is tested only on relations to earlier words,
+    and each sentence is preceded by a start token, or by "Well" if the tokenizer has none.
 
     Args:
-        model: any model of one text that works with `headwise.watch`. It is in eval mode during the call.
+        model: any model that reads a single text (not an encoder-decoder) and works with `headwise.watch`. It
+            is in eval mode during the call.
         tokenizer: a tokenizer that returns offsets, such as all fast tokenizers of transformers.
         sentences: the number of sentences, or a list of your own (`headwise.heads.grammar.Sentence`).
         seed: the seed of the drawn sentences.
@@ -97,8 +98,8 @@ def roles(
 
     Raises:
         ArgumentError: too few sentences; a batch below 1; a tokenizer without offsets, with tokens that span
-            several words, or of another model; a model of two texts, or with fewer positions than a sentence
-            has tokens.
+            several words, or of another model; a model that is an encoder-decoder or does not read text, or
+            with fewer positions than a sentence has tokens.
         AttentionBypassed: layers whose attention cannot be intercepted.
 
     Clark 2019, "What Does BERT Look At?"; Voita 2019.

@@ -151,9 +151,9 @@ assert similarity["norm alone", 24] > 0.99 > post > pre
 
 # %% [markdown]
 # - **Neither**: the gradient has vanished. The first block would learn nothing.
-# - **Norm alone** keeps the gradient from vanishing. So the gradient is not the only reason for residuals, as
-#   is often said. The right plot shows another: without residuals all words get the same vector, since
-#   attention computes means, and repeated means converge to a single one.
+# - **Norm alone** keeps the gradient from vanishing. So the gradient is not the only reason for residuals,
+#   although it is often said to be. The right plot shows another: without residuals all words get the same
+#   vector, since attention computes means, and repeated means converge to a single one.
 # - **With residuals** the gradient arrives, and words stay different over many more blocks, since each block
 #   adds to a word's own vector.
 #

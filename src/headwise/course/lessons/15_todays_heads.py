@@ -1,6 +1,6 @@
 """Today's heads.
 
-idea: grouped keys, rotary positions, windows and a cache change what a head stores, not what it computes
+idea: grouped keys, rotary positions, windows and a cache change parts of the layer; its five steps stay the same
 minutes: 10
 level: data scientist
 repairs: groups repeated in wrong order; causal mask not shifted by the cache
@@ -82,9 +82,9 @@ print("parameters with and without RoPE:", *(sum(p.numel() for p in m.parameters
 
 # %% [markdown]
 # ## A sliding window
-# `window=4` lets a query attend to itself and the three tokens before it. To show all three changes at once,
-# the next cell uses the same token sixteen times, with queries equal to keys. The tokens differ in their
-# positions only.
+# `window=4` lets a query attend to itself and the three tokens before it. To compare the causal mask, RoPE and
+# the window, the next cell uses the same token sixteen times, with queries equal to keys. The tokens differ in
+# their positions only.
 
 # %%
 import matplotlib.pyplot as plt

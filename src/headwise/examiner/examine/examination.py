@@ -119,7 +119,9 @@ LAYOUTS = {
 def _call_sentences(caller: Caller, causal: bool) -> list[str]:
     """Return sentences that say how the code is called."""
     plan = caller.plan
-    names = ", ".join(f"{name} ({slot})" if name != slot else name for name, slot in plan.slots)
+    zeros = "cos and sin" if plan.table == ADDED else None  # the slot that is passed a tensor of zeros
+    words = ((name, "zeros" if slot == zeros else slot) for name, slot in plan.slots)
+    names = ", ".join(f"{name} ({slot})" if name != slot else name for name, slot in words)
     sentences = [f"it is called with {names}"]
     if plan.layout in LAYOUTS:
         sentences.append(LAYOUTS[plan.layout])

@@ -50,7 +50,7 @@ def other_lengths(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
     """Compare calls with few and with many positions with the recipe; one of them becomes evidence."""
     if evidence.designs or caller.plan.layout in ("image", "volume") or caller.subject.sizes.E == MANY:
         return
-    name = f"lengths of {FEW} to {MANY}"
+    name = f"sequence lengths {FEW} to {MANY}"
     cases: list[tuple[int, Tensor | None]] = [(FEW, None), (MANY, None)]
     cases += [(MANY, mask) for mask in _masks(caller)]
     for length, mask in cases:
@@ -68,7 +68,12 @@ def other_lengths(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
             if mask is None:
                 inside = describe_position_rule(caller, evidence.weights, evidence.num_heads, inputs)
             if inside:  # it begins farther away than the other probes reach: a choice, and no fault
-                yield Finding(name, "unknown", f"at {length} positions there is {inside}")
+                usual = caller.subject.sizes.long
+                detail = (
+                    f"with {length} positions, your code has {inside}; with {usual} positions it does not, "
+                    "so headwise cannot judge whether it is intended"
+                )
+                yield Finding(name, "unknown", detail)
                 return
             with_mask = "" if mask is None else " with a mask"
             detail = (

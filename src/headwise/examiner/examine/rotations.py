@@ -36,7 +36,7 @@ STILL = (
     "{names}: tables {shape} that rotate all positions by the same angle are passed; "
     "the rotation was not judged"
 )
-ZEROS = "{names}: zeros are passed; embeddings of positions were not judged"
+ZEROS = "{names}: zeros are passed, so the effect of position embeddings was not judged"
 OBJECT = "{names}: the check passed a rotation of its own to the constructor"
 STILL_OBJECT = (
     "{names}: the check passed a rotation by the same angle at all positions; the rotation was not judged"

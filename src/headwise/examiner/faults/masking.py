@@ -492,7 +492,7 @@ FAULTS = [
     Fault(
         "one mask replaces another",
         "only one of two masks is used: the second replaces the first",
-        "attention with mask = padding",
+        "attention with only one of the two masks",
         "attention with mask = causal & padding (True = visible)",
         (
             "Pass both masks. Which of them has an effect?",

@@ -166,8 +166,9 @@ def listed(title: str, mark: str, texts: Iterable[str]) -> Listed:
 
 
 UNCHANGED = (
-    "The reference has the weights as your code applies them (a missing projection is the identity), so the "
-    "mistake does not change these outputs"
+    "These test inputs do not reveal the mistake: on them your outputs equal those of the reference. The "
+    "reference uses the weights as your code applies them, and the identity for a projection that your code "
+    "does not have"
 )
 WITH_MISTAKE = "The formula that they are compared with contains the mistake, too"
 
@@ -417,7 +418,7 @@ def problem_in_words(problem: Problem, probes: Sequence[str] = (), message: bool
 
 
 OTHER_CHECKS = "Other checks that failed"
-RIGHT_ALREADY = "Correct so far"
+RIGHT_ALREADY = "Already correct"
 FIRST_DIFFERENCE = "First difference"
 WARNINGS = "Warnings"
 

@@ -331,7 +331,7 @@ def adopt(model: nn.Module) -> Adopted:
     attention. Subclasses of torch's class that other code defines are not replaced, nor are modules that are
     already parametrised or sharded: call adopt first. In training, results are the same, except that the same
     seed may drop other numbers (our output is contiguous, torch's is transposed, and dropout draws in memory
-    order). In evaluation, results equal those of training, even if torch's native fast path returns others.
+    order). In eval mode, results are those of torch's regular code, even where its fast path differs.
     `torch.ao.quantization.prepare` recognises only torch's own class: call `restore` before it.
 
     Returns:
