@@ -339,8 +339,16 @@ def load_model(name: str) -> Pretrained:
     match = FUNCTION.fullmatch(name)
     if match is None or Path(os.path.expanduser(name)).exists():
         return load_with_head(name)
-    function = _function(match["module"], match["function"])
-    made = function()
+    try:
+        made = _function(match["module"], match["function"])()
+    except ArgumentError:
+        raise
+    except Exception as error:  # of the user's code
+        reason = str(error).strip().partition("\n")[0]
+        raise ArgumentError(
+            f"MODEL must run without an error: {name} raised {type(error).__name__}: {reason:.300}; run it "
+            "by itself to see where"
+        ) from error
     if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[0], nn.Module):
         raise ArgumentError(
             f"{name} must return (model, tokenizer): got {_described(made)}; return a torch.nn.Module and "
@@ -393,11 +401,11 @@ def _module_of(path: Path) -> ModuleType:
         name = f"{name}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}"
         before = sys.modules.get(name)
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None, "a file that ends in .py has a loader"
+    assert spec is not None, "a file that ends in .py has a spec"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
+    try:  # from the source: bytecode of a file that changed within a second would be taken for its own
+        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
     except BaseException:
         if before is None:
             sys.modules.pop(name, None)
