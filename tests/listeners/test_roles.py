@@ -632,7 +632,7 @@ def test_readme_says_of_roles_what_was_measured() -> None:
     layer, head, share = role.heads[0]
     cases = f"{share * role.cases:.0f} of {role.cases} test sentences"
     rule = f"the best simple rule finds it in {max(role.rules.values()) * role.cases:.0f}"
-    assert f"head {layer}.{head} attends from a pronoun to its antecedent in {cases}, where {rule}" in readme
+    assert f"head {layer}.{head} attends from a pronoun to its antecedent in {cases}; {rule}" in readme
     roles = hw.roles(*mini()[:2]).found
     assert list(roles) == ["possessed > possessor", "relative pronoun > antecedent"]
     assert {(role.layer, role.head) for role in roles.values()} == {(2, 4)}
