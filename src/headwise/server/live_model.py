@@ -42,10 +42,10 @@ from ..show.page_readings import (
     Reading,
     Texts,
     View,
+    call_sizes,
     cells_of,
     distances_of,
     flips,
-    number_of,
     outputs_of_queries,
     readings_of,
     region_cells,
@@ -229,8 +229,10 @@ class LiveModel:
         stop = _Stop(self, request, cancelled, monotonic() + self.seconds)
         before: Tensor | None = None
         if factors:  # measured each time: the weights may have changed since
+            stop.keeps = False
             with torch.no_grad(), self._running(request, stop), attach(self.model, stop, "eager"):
                 output = self.model(**prepared.inputs)
+            stop.keeps = True
             before = self.predictor.shares(prepared, output, stop.calls)
         with torch.no_grad(), self._running(request, stop):
             stored, output = self._measured(request, prepared, factors, stop)
@@ -377,20 +379,12 @@ class LiveModel:
     def _call_data(
         self, stored: StoredReading, view: View, path: str, prepared: Prepared, texts: Texts
     ) -> dict[str, Any]:
-        (T, S), (rows, columns) = view.lengths, view.size(EXACT)
         steps = None
-        if prepared.prompt < prepared.tokens == T == S:  # the model wrote the last tokens
-            steps = list(range(prepared.prompt, prepared.tokens + 1))
-        exact = (rows, columns) == (T, S)
+        if (prepared.tokens, prepared.tokens) == view.lengths and prepared.prompt < prepared.tokens:
+            steps = list(range(prepared.prompt, prepared.tokens + 1))  # the model wrote the last tokens
+        exact = view.is_exact(EXACT)
         has_map = view.calls[-1].map is not None
-        return {
-            "queries": T,
-            "keys": S,
-            "rows": rows,
-            "columns": columns,
-            "query_tokens": number_of(view.names[0], texts),
-            "key_tokens": number_of(view.names[1], texts),
-            "left_out": view.left_out,
+        return call_sizes(view, EXACT, texts) | {
             "steps": steps,
             "has_written": has_map and path in stored.parts and stored.parts[path].norms is not None,
             "has_output": exact and path in stored.parts and stored.parts[path].output is not None,
@@ -531,6 +525,7 @@ class _Stop(Listener):
         self.calls: list[CallShape] = []
         self.parts: dict[str, LayerParts] = {}
         self.done = 0
+        self.keeps = True  # False: norms and outputs of this forward are not needed
 
     def check(self) -> None:
         """Raise `Refusal` if nobody waits for the reading any more, or its time is over."""
@@ -553,6 +548,8 @@ class _Stop(Listener):
         self.check()
         B, _, T, _ = call.weights.shape
         self.calls.append((call.kind, B, T, call.weights.mask.counted(T)))
+        if not self.keeps:
+            return
         try:
             norms = written_norms(self.live.model, call)
         except ArgumentError:  # gated heads, or a projection that is not known

@@ -417,6 +417,21 @@ Finer = list[tuple[str, int]]  # by path and head
 Texts = dict[tuple[str, ...], int]  # lists of tokens, each once, and its number
 
 
+def call_sizes(view: View, side: int, texts: Texts) -> dict[str, Any]:
+    """Return what a page knows of a call without its maps: sizes, tokens and steps of generation."""
+    (T, S), (rows, columns) = view.lengths, view.size(side)
+    return {
+        "queries": T,
+        "keys": S,
+        "rows": rows,
+        "columns": columns,
+        "query_tokens": _number(view.names[0], texts),
+        "key_tokens": _number(view.names[1], texts),
+        "left_out": view.left_out,
+        "steps": view.steps,
+    }
+
+
 def call_data(
     view: View,
     layer: LayerHeads,
@@ -442,25 +457,21 @@ def call_data(
     head_outputs = (
         None if outputs is None or not exact else outputs_of_queries(view, layer, outputs)
     )  # [H, T, D]
-    return {
-        "queries": T,
-        "keys": S,
-        "rows": rows,
-        "columns": columns,
-        "query_tokens": number_of(view.names[0], texts),
-        "key_tokens": number_of(view.names[1], texts),
-        "left_out": view.left_out,
-        "steps": view.steps,
-        "maps": maps,
-        "norms": norms,
-        "written": written,
-        "written_most": most,
-        "finer": {str(head): cells for head, cells in zoomed.items()},
-        "pairs": {str(head): strongest_pairs(view, head) for head in zoomed},
-        "outputs": None
-        if head_outputs is None
-        else {"width": head_outputs.shape[2], "data": blobs.pack(as_bytes(head_outputs.half()))},
-    } | distances_of(view, layer, head_outputs)
+    return (
+        call_sizes(view, side, texts)
+        | {
+            "maps": maps,
+            "norms": norms,
+            "written": written,
+            "written_most": most,
+            "finer": {str(head): cells for head, cells in zoomed.items()},
+            "pairs": {str(head): strongest_pairs(view, head) for head in zoomed},
+            "outputs": None
+            if head_outputs is None
+            else {"width": head_outputs.shape[2], "data": blobs.pack(as_bytes(head_outputs.half()))},
+        }
+        | distances_of(view, layer, head_outputs)
+    )
 
 
 def _packed(view: View, cells: Tensor, blobs: Blobs) -> list[Blob | None]:
@@ -469,7 +480,7 @@ def _packed(view: View, cells: Tensor, blobs: Blobs) -> list[Blob | None]:
     return [shown.get(head) for head in range(view.calls[-1].shape[1])]
 
 
-def number_of(names: list[str] | None, texts: Texts) -> int | None:
+def _number(names: list[str] | None, texts: Texts) -> int | None:
     return None if names is None else texts.setdefault(tuple(names), len(texts))
 
 
