@@ -26,7 +26,9 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 OPTIONS = (
     "--headless=new", "--remote-debugging-pipe", "--no-first-run", "--disable-gpu", "--disable-dev-shm-usage",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--mute-audio",
-    "--hide-scrollbars", "--window-size=1440,1000",
+    "--hide-scrollbars", "--window-size=1440,1000", "--disable-background-timer-throttling",
+    "--disable-backgrounding-occluded-windows", "--disable-renderer-backgrounding",
+    "--allow-pre-commit-input",  # else keys and clicks before the first frame are dropped
 )  # fmt: skip
 PATIENCE = 40.0  # seconds for one answer
 
@@ -118,6 +120,7 @@ class Browser:
         if isinstance(path, Path):
             off = {"latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
             page.ask("Network.emulateNetworkConditions", offline=True, **off)
+        page.ask("Emulation.setFocusEmulationEnabled", enabled=True)
         page.resize(*size)
         page.dark(dark)
         url = path.as_uri() if isinstance(path, Path) else path
@@ -147,7 +150,20 @@ class Page:
         self._browser, self._session, self._target = browser, session, target
 
     def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
-        return self._browser.ask(method, self._session, **parameters)
+        answer = self._browser.ask(method, self._session, **parameters)
+        if method.startswith("Input.") and parameters.get("type") not in ("mousePressed", "keyDown"):
+            self.settle()
+        return answer
+
+    def settle(self) -> None:
+        """Wait for what a key or a click leads to: panels out of sight draw a frame or two later."""
+        self._browser.ask(
+            "Runtime.evaluate",
+            self._session,
+            expression="Promise.race([new Promise(go => setTimeout(go, 1000)), new Promise(go =>"
+            "requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(go))))])",
+            awaitPromise=True,
+        )
 
     @property
     def events(self) -> list[dict[str, Any]]:
@@ -210,6 +226,7 @@ class Page:
             f"(() => {{ const menu = document.querySelector({menu!r}); menu.value = {value!r};"
             "menu.dispatchEvent(new Event('change', {bubbles: true})); })()"
         )
+        self.settle()
 
     def click(self, selector: str, dx: float | None = None, dy: float | None = None) -> None:
         """With the mouse, in the middle of what is there, or dx, dy from its corner."""
