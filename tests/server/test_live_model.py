@@ -108,6 +108,29 @@ def test_maps_and_numbers_of_ten_heads_are_those_of_watch(name: str) -> None:
             assert shown == pytest.approx(expected.values[statistic], rel=0.01, abs=1e-4, nan_ok=True)
 
 
+def test_maps_that_come_with_a_reading_are_those_of_a_request_of_their_own() -> None:
+    model = live("llama")
+    places = ((2, 3), (0, 0), (99, 0), (0, 99), (2, 0))  # layer 99 and head 99 do not exist
+    reply = model.answer(Read("test", 1, text=TEXT, maps=places))
+    existing = [(row["layer"], row["head"]) for row in reply.header["maps"]]
+    assert existing == [(2, 3), (0, 0), (2, 0)]
+    alone = [model.answer(Maps(reply.header["reading"], (place,))) for place in existing]
+    assert reply.array == b"".join(each.array or b"" for each in alone)
+    sizes = [each.header["maps"][0] for each in alone]
+    expected = [
+        size | {"layer": place[0], "head": place[1]} for place, size in zip(existing, sizes, strict=True)
+    ]
+    assert reply.header["maps"] == expected
+    assert model.answer(Read("test", 2, text=TEXT)).array is None
+
+
+def test_pooled_maps_do_not_come_with_a_reading() -> None:
+    model = live("llama")
+    reply = model.answer(Read("test", 1, text="a" * 300, maps=((0, 0),)))
+    assert reply.header["calls"][0]["rows"] < reply.header["tokens"]
+    assert reply.header["maps"] == [] and reply.array is None
+
+
 @pytest.mark.parametrize("name", ["mini", "llama", "bert", pytest.param("minilm", marks=pytest.mark.slow)])
 def test_written_weights_and_outputs_are_those_of_watch_and_collect(name: str) -> None:
     model, text = live(name), text_for(name)

@@ -107,11 +107,11 @@ def read(page: Page, text: str, factors: dict[str, float] | None = None) -> dict
     return reading(page, f"e.text === {json.dumps(text)} && JSON.stringify(e.factors) === {names!r}")
 
 
-def asks(page: Page, kind: str) -> list[dict[str, Any]]:
-    """Requests of a kind that a page sent."""
+def asks(page: Page, *kinds: str) -> list[dict[str, Any]]:
+    """Requests of some kinds that a page sent, in order."""
     sent = [event["params"] for event in page.events if event.get("method") == "Network.requestWillBeSent"]
     bodies = [json.loads(each["request"]["postData"]) for each in sent if "postData" in each["request"]]
-    return [body for body in bodies if body["ask"] == kind]
+    return [body for body in bodies if body["ask"] in kinds]
 
 
 def cells_in(
@@ -353,6 +353,8 @@ def test_only_maps_that_are_in_sight_are_requested(
     page.wait("document.querySelector('[data-head=\"1.0\"] .thumb[data-drawn]')")
     near |= heads_near(page)
     first, second = requested_maps(page)
+    (sent,) = asks(page, "read")
+    assert {f"{layer}.{head}" for layer, head in sent["maps"]} == first  # no request of their own
     assert second <= near | {chosen} and 7 <= len(second) < 50 > len(near)
     page.evaluate("document.querySelector('[data-head=\"7.6\"]').scrollIntoView()")
     page.wait("document.querySelector('[data-head=\"7.6\"] .thumb[data-drawn]')")
@@ -377,12 +379,16 @@ def heads_near(page: Page) -> set[str]:
 
 def requested_maps(page: Page) -> list[set[str]]:
     """Heads whose maps were asked for, a set for each reading; none is asked for twice."""
-    heads: dict[str, list[str]] = {}
-    for each in asks(page, "maps"):
-        names = [f"{layer}.{head}" for layer, head in each["heads"]]
-        heads.setdefault(each["reading"], []).extend(names)
-    assert all(len(set(names)) == len(names) for names in heads.values())
-    return [set(names) for names in heads.values()]
+    heads: list[list[str]] = [[]]
+    places: dict[str, list[str]] = {}
+    for each in asks(page, "read", "maps"):
+        is_read = each["ask"] == "read"
+        if is_read:
+            heads.append([])
+        names = heads[-1] if is_read else places.setdefault(each["reading"], heads[-1])
+        names += [f"{layer}.{head}" for layer, head in each["maps" if is_read else "heads"]]
+    assert all(len(set(names)) == len(names) for names in heads)
+    return [set(names) for names in heads]
 
 
 def test_a_long_text_is_zoomed_into_down_to_its_weights(browser: Browser) -> None:
@@ -426,6 +432,7 @@ def test_two_pages_have_their_own_heads_off(browser: Browser, address_of: Callab
         page.click("#alive-toggle")
         read(page, model.first["text"], {f"{layer}.{head}": 0})
         type_into(page, f"{TYPED} {number}")
+        read(page, f"{TYPED} {number}", {f"{layer}.{head}": 0})  # below, this process runs the same model
     for number, (page, place) in enumerate(zip(pages, places, strict=True)):
         page.ask("Page.bringToFront")
         event = read(page, f"{TYPED} {number}", {f"{place[0]}.{place[1]}": 0})

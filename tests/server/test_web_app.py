@@ -142,6 +142,7 @@ def test_a_server_of_all_machines_takes_numbers_and_no_foreign_names() -> None:
         (READ | {"factors": {"x": 0}}, "factors must name heads as layer.head: got 'x'"),
         (READ | {"factors": {"0.0": 101}}, "factors must be between -100 and 100: got 101 for head 0.0"),
         (READ | {"factors": {"0.0": "0"}}, "got '0' for head 0.0"),
+        (READ | {"maps": [[0]]}, "maps must be 0 to 256 pairs [layer, head]: got [[0]]"),
         ({"ask": "maps", "reading": "x", "heads": [[0, 0]], "measure": "all"}, "got 'all'"),
         ({"ask": "maps", "reading": "x", "heads": []}, "heads must be 1 to 256 pairs"),
         ({"ask": "maps", "reading": "x", "heads": [[0, -1]]}, "got [[0, -1]]"),

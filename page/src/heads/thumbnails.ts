@@ -11,7 +11,7 @@ import type { Cells } from "./packed.ts";
 const NEAR = "200px 0px"; // beyond the window: drawn before it is seen
 const KEPT = 24; // lines that are drawn and not near; beyond that, what was left first is released
 const BUDGET = 8; // milliseconds of a frame
-const AT_ONCE = 12; // maps that are being unpacked
+const AT_ONCE = 96; // maps that are being unpacked, or fetched in one request
 const WHOLE = 0.85; // dots are whole where that fills so much of the room
 
 /** A map and where it is drawn, in CSS dots from the corner of its line. */

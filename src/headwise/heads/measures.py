@@ -527,15 +527,16 @@ BLOCK = 32 * 2**20  # bytes of weights in memory at a time, where full rows are 
 
 
 def weights_in_blocks(map: AttentionMap, queries: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield full rows of chosen queries, a block at a time: (queries int [t], weights [B, H, t, S]).
+    """Yield full rows of queries, in increasing order, a block at a time: (int [t], weights [B, H, t, S]).
 
     Weights are in float32 at least; a block stays within `BLOCK` bytes and the memory budget, or is one row.
     """
-    B, H, _, S = map.shape
+    B, H, T, S = map.shape
     map, dtype = map.detach(), tile_dtype(map.dtype)
     size = min(BLOCK, budget.bytes_allowed(map.device))
     for block in queries.split(max(1, size // (B * H * S * dtype.itemsize))):
-        yield block.to(map.device), map.select(queries=block).dense().to(dtype)
+        part = map if len(block) == T else map.select(queries=block)
+        yield block.to(map.device), part.dense().to(dtype)
 
 
 def mean_over(values: Tensor, counts: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import count
@@ -36,7 +36,7 @@ from ..listeners.effects import check_eval_mode
 from ..listeners.head_outputs import written_norms
 from ..listeners.model_outputs import CallShape
 from ..show.heads_page import heads_data, layers_data
-from ..show.offline_pages import LEADING, as_bytes, image_data, levels
+from ..show.offline_pages import LEADING, as_bytes, image_data, levels, levels_of_heads
 from ..show.page_readings import (
     EXACT,
     Reading,
@@ -193,11 +193,12 @@ class LiveModel:
             if isinstance(request, Read):
                 return self._read(request, cancelled)
             if isinstance(request, Maps):
-                return self._maps(request)
+                return self._maps(self._reading(request.reading), request.heads, request.measure)
             if isinstance(request, OfHead):
                 return self._of_head(request)
             if isinstance(request, Distances):
-                stored, view, path = self._layer(request.reading, request.layer)
+                stored = self._reading(request.reading)
+                view, path = self._layer(stored, request.layer)
                 outputs = self._outputs(stored, view, path)
                 return Reply(distances_of(view, stored.reading.heads[path], outputs))
             if isinstance(request, Changes):
@@ -241,6 +242,8 @@ class LiveModel:
         self._keep(name, stored)
         tokens = prepared.tokens or max(view.lengths[1] for view in stored.layers if view is not None)
         texts: Texts = {}
+        maps_sent = [place for place in request.maps if _has_exact_map(stored, *place)]
+        maps = self._maps(stored, maps_sent, "weights")
         return Reply(
             {
                 "reading": name,
@@ -261,8 +264,13 @@ class LiveModel:
                 else self.predictor.predictions(prepared, before, None, most=ALL_ON),
                 "note": stored.note,
                 "problem": self.predictor.problem,
+                "maps": [
+                    {"layer": layer, "head": head} | size
+                    for (layer, head), size in zip(maps_sent, maps.header["maps"], strict=True)
+                ],
                 "milliseconds": round(1000 * (perf_counter() - began), 1),
-            }
+            },
+            maps.array or None,
         )
 
     def _heads_data(self, reading: Reading) -> list[dict[str, Any]]:
@@ -406,33 +414,33 @@ class LiveModel:
         self._stored.move_to_end(name)
         return stored
 
-    def _layer(self, name: str, layer: int) -> tuple[StoredReading, View, str]:
-        stored, path = self._reading(name), self._path_of(layer)
+    def _layer(self, stored: StoredReading, layer: int) -> tuple[View, str]:
+        path = self._path_of(layer)
         view = stored.layers[layer]
         if view is None:
             raise ArgumentError(f"layer must have run on this text: layer {layer} did not; choose another")
-        return stored, view, path
+        return view, path
 
-    def _maps(self, request: Maps) -> Reply:
-        """Return the cells of heads in the order of the request; those of a layer are computed together."""
+    def _maps(self, stored: StoredReading, heads: Sequence[tuple[int, int]], measure: str) -> Reply:
+        """Return the cells of heads in order; those of a layer are computed together."""
         by_layer: dict[int, list[int]] = {}
-        for layer, head in request.heads:
+        for layer, head in heads:
             by_layer.setdefault(layer, []).append(head)
-        arrays: dict[tuple[int, int], tuple[Tensor, bytes]] = {}
-        for layer, heads in by_layer.items():
-            stored, view, path = self._layer(request.reading, layer)
-            for head in heads:
+        arrays: dict[tuple[int, int], tuple[tuple[int, int], bytes]] = {}
+        for layer, some in by_layer.items():
+            view, path = self._layer(stored, layer)
+            for head in some:
                 _check_head(view, layer, head)
             size = view.size(EXACT)
-            if request.measure == "written":
-                cells = self._written(stored, view, path, layer, heads, size)
+            if measure == "written":
+                cells = self._written(stored, view, path, layer, some, size)
             else:
-                cells = cells_of(view, heads, *size)
-            arrays |= {(layer, head): (own, levels(own)) for head, own in zip(heads, cells, strict=True)}
-        maps = [arrays[place] for place in request.heads]
-        sizes = [
-            {"rows": cells.shape[0], "columns": cells.shape[1], "bytes": len(array)} for cells, array in maps
-        ]
+                cells = cells_of(view, some, *size)
+            shape = (cells.shape[1], cells.shape[2])
+            own = zip(some, levels_of_heads(cells), strict=True)
+            arrays |= {(layer, head): (shape, array) for head, array in own}
+        maps = [arrays[place] for place in heads]
+        sizes = [{"rows": rows, "columns": columns, "bytes": len(array)} for (rows, columns), array in maps]
         return Reply({"maps": sizes}, b"".join(array for _, array in maps))
 
     def _written(
@@ -463,8 +471,8 @@ class LiveModel:
         return written
 
     def _of_head(self, request: OfHead) -> Reply:
-        stored, view, path = self._layer(request.reading, request.layer)
-        head = request.head
+        stored, head = self._reading(request.reading), request.head
+        view, path = self._layer(stored, request.layer)
         _check_head(view, request.layer, head)
         if request.part == "pairs":
             return Reply({"pairs": strongest_pairs(view, head)[: request.most]})
@@ -557,6 +565,11 @@ class _Stop(Listener):
         short = call.output is not None and T <= EXACT
         output = call.output.detach().clone() if call.output is not None and short else None
         self.parts[call.path] = LayerParts(norms, output)
+
+
+def _has_exact_map(stored: StoredReading, layer: int, head: int) -> bool:
+    view = stored.layers[layer] if layer < len(stored.layers) else None
+    return view is not None and head in view.heads and view.is_exact(EXACT)
 
 
 def _check_head(view: View, layer: int, head: int) -> None:

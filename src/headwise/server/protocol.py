@@ -52,6 +52,8 @@ class Read:
         appended: token ids after the text.
         image: the bytes of an image file; None: a text, or the example.
         factors: (layer, head) -> what the head's output is multiplied by; 0 switches it off.
+        maps: (layer, head) of the maps of weights that come with the reply; pooled maps, and heads that the
+            text does not have, are left out.
     """
 
     client: str
@@ -61,6 +63,7 @@ class Read:
     appended: tuple[int, ...] = ()
     image: bytes | None = None
     factors: dict[tuple[int, int], float] = field(default_factory=dict)
+    maps: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,7 @@ def _read_of(data: dict[str, Any]) -> Read:
         appended=tuple(appended),
         image=_image(data.get("image")),
         factors=_factors(data.get("factors", {})),
+        maps=_heads(data.get("maps", []), "maps", 0),
     )
 
 
@@ -191,16 +195,20 @@ def _maps_of(data: dict[str, Any]) -> Maps:
     measure = data.get("measure", "weights")
     if measure not in ("weights", "written"):
         raise ArgumentError(f"measure must be weights or written: got {measure!r:.100}; reload the page")
-    heads = data.get("heads")
+    return Maps(_text(data, "reading", 100), _heads(data.get("heads"), "heads", 1), measure)
+
+
+def _heads(pairs: object, name: str, least: int) -> tuple[tuple[int, int], ...]:
+    """Return the (layer, head) of a list of pairs."""
     if (
-        not isinstance(heads, list)
-        or not 0 < len(heads) <= MOST_MAPS
-        or not all(isinstance(pair, list) and len(pair) == 2 and all(map(_is_count, pair)) for pair in heads)
+        not isinstance(pairs, list)
+        or not least <= len(pairs) <= MOST_MAPS
+        or not all(isinstance(pair, list) and len(pair) == 2 and all(map(_is_count, pair)) for pair in pairs)
     ):
         raise ArgumentError(
-            f"heads must be 1 to {MOST_MAPS} pairs [layer, head]: got {heads!r:.100}; reload the page"
+            f"{name} must be {least} to {MOST_MAPS} pairs [layer, head]: got {pairs!r:.100}; reload the page"
         )
-    return Maps(_text(data, "reading", 100), tuple((layer, head) for layer, head in heads), measure)
+    return tuple((layer, head) for layer, head in pairs)
 
 
 def _image(encoded: object) -> bytes | None:

@@ -60,7 +60,13 @@ def filled(template: str, fill: Mapping[str, str]) -> str:
 
 
 def policy(
-    *, style: str, script: str | None = None, images: bool = False, wasm: bool = False, ask: bool = False
+    *,
+    style: str,
+    script: str | None = None,
+    images: bool = False,
+    wasm: bool = False,
+    ask: bool = False,
+    inner: Built | None = None,
 ) -> str:
     """Return the Content-Security-Policy of a page: its own style, script and images, and no network.
 
@@ -68,12 +74,15 @@ def policy(
         images: pictures that are in the page, and those that its script makes.
         wasm: the script may compile WebAssembly that it holds; still no text becomes code.
         ask: the script may send requests to the server that the page came from, and to no other.
+        inner: a page of ours that the page holds in frames: its style and script are allowed, too.
     """
     if wasm and script is None:
         raise ArgumentError(f"wasm must be given with a script: wasm={wasm}, script={script}; pass both")
-    parts = ["default-src 'none'", f"style-src {_hash(style)}"]
+    styles = [style, inner.style] if inner is not None else [style]
+    parts = ["default-src 'none'", f"style-src {' '.join(map(_hash, styles))}"]
     if script is not None:
-        parts.append(f"script-src {_hash(script)}" + " 'wasm-unsafe-eval'" * wasm)
+        scripts = [script, inner.script] if inner is not None else [script]
+        parts.append(f"script-src {' '.join(map(_hash, scripts))}" + " 'wasm-unsafe-eval'" * wasm)
     if images:
         parts.append("img-src data:" + " blob:" * (script is not None))
     if ask:
@@ -132,8 +141,13 @@ def levels(cells: Tensor) -> bytes:
         >>> list(levels(torch.tensor([[0.0, 0.002, 1.0]])))
         [0, 11, 255, 29]
     """
-    p = cells.detach().flatten().to("cpu", torch.float32)
-    most = float(p.nan_to_num(0.0).max()) if len(p) else 0.0
+    return levels_of_heads(cells[None])[0]
+
+
+def levels_of_heads(cells: Tensor) -> list[bytes]:
+    """Return `levels` of each head's cells, [h, rows, columns]; all heads are converted together."""
+    p = cells.detach().flatten(1).to("cpu", torch.float32)
+    most = float(p.nan_to_num(0.0).max()) if p.numel() else 0.0
     if most > ROOM:
         raise ArgumentError(
             f"weights must be at most 1 in a page: got {most:g}; pass the output of a softmax"
@@ -142,8 +156,11 @@ def levels(cells: Tensor) -> bytes:
     ratio = (p.clamp(min=EVEN * STEP) / (EVEN * STEP)).log().div(math.log(RATIO)).round() + (1 + EVEN)
     level = torch.where(p <= EVEN * STEP, even, ratio).clamp(max=LEVELS - 1)
     level = torch.where(p > 0, level, float(HIDDEN)).short()
-    more = level[level >= BYTE] - BYTE
-    return as_bytes(level.clamp(max=BYTE).byte()) + as_bytes(more.byte())
+    first = level.clamp(max=BYTE).byte()
+    return [
+        as_bytes(bytes_of_head) + as_bytes((own[own >= BYTE] - BYTE).byte())
+        for bytes_of_head, own in zip(first, level, strict=True)
+    ]
 
 
 def as_bytes(values: Tensor) -> bytes:

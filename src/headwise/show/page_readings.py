@@ -30,7 +30,7 @@ from ..map import AttentionMap
 from ..scoring import HIDDEN, hidden_is_endless
 from .heads_tables import places_of, rounded
 from .heatmaps import Names, call_of, names_in, queries_pooled, summed
-from .offline_pages import Blob, Blobs, as_bytes, levels
+from .offline_pages import Blob, Blobs, as_bytes, levels, levels_of_heads
 from .texts import plain, readable
 
 EXACT = 256  # positions a side up to which a cell is a query and a key
@@ -476,7 +476,7 @@ def call_data(
 
 def _packed(view: View, cells: Tensor, blobs: Blobs) -> list[Blob | None]:
     """Return the packed cells of each head, or None for heads that are not shown."""
-    shown = {head: blobs.pack(levels(mine)) for head, mine in zip(view.heads, cells, strict=True)}
+    shown = {head: blobs.pack(own) for head, own in zip(view.heads, levels_of_heads(cells), strict=True)}
     return [shown.get(head) for head in range(view.calls[-1].shape[1])]
 
 
@@ -524,15 +524,15 @@ def _in_blocks(
 def _blocks(view: View, heads: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield blocks of (queries, counted without padding, int [t]; their weights [h, t, S])."""
     end = int(view.keys[-1]) + 1 if len(view.keys) else 0
-    for map, queries, done in _steps(view):
-        S = map.shape[3]
-        for some, p in weights_in_blocks(map.select(heads=heads), queries):
+    for whole, queries, done in _steps(view):
+        _, H, T, S = whole.shape
+        map = whole if heads == list(range(H)) else whole.select(heads=heads)
+        for some, p in weights_in_blocks(map, queries):
             weights = p[0].float().cpu()
             nothing = weights == 0
             if bool(nothing.any()):  # too little for a number, which is not hidden
-                weights = weights.masked_fill(
-                    nothing & _visible(map.select(heads=heads, queries=some)), LEAST
-                )
+                part = map if len(some) == T else map.select(queries=some)
+                weights = weights.masked_fill(nothing & _visible(part), LEAST)
             if end > S:  # what was not there yet
                 weights = torch.nn.functional.pad(weights, (0, end - S))
             yield torch.arange(done, done + len(some)), weights[..., view.keys]

@@ -29,8 +29,10 @@ export interface ReadAsk {
   image: string | null; // base64 of an image file; null: the example
   factors: Record<string, number>; // "layer.head" -> factor of that head's output; 0: switched off; 1 is left out
   slot: 0 | 1; // 1: the second text, with which the first is compared
+  maps: [number, number][]; // layer and head of the maps that come with the reply
 }
 
+/** Levels of the maps follow, one map behind the other. */
 export interface ReadReply {
   reading: string; // an id for the requests below
   text: string;
@@ -45,6 +47,7 @@ export interface ReadReply {
   before: Prediction[] | null; // the 3 most probable with all heads unchanged; null: they are
   note: string; // what was not measured, "" for nothing
   problem: string; // why nothing is predicted, "" for nothing
+  maps: (MapSize & { layer: number; head: number })[]; // of those that were asked for, the ones that there are
   milliseconds: number;
 }
 
@@ -69,9 +72,15 @@ export interface MapsAsk {
   measure: "weights" | "written";
 }
 
+export interface MapSize {
+  rows: number;
+  columns: number;
+  bytes: number;
+}
+
 /** Levels of all maps follow, one map behind the other, in the order of the request. */
 export interface MapsReply {
-  maps: { rows: number; columns: number; bytes: number }[];
+  maps: MapSize[];
 }
 
 export interface RegionAsk {

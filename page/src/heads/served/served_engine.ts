@@ -11,9 +11,9 @@ import {
   ReadError,
 } from "../live_engine.ts";
 import type { LayerData, ServedData } from "../page_data.ts";
-import { AskError, Connection, pause } from "./connection.ts";
-import type { ChangesReply, Prediction, ReadAsk, ReadReply } from "./protocol.ts";
-import { ServedSource, type SourceOwner } from "./served_source.ts";
+import { type Answer, AskError, Connection, pause } from "./connection.ts";
+import type { ChangesReply, Prediction, ReadReply } from "./protocol.ts";
+import { ServedSource, type SourceOwner, type TextAsk } from "./served_source.ts";
 
 const LATE_MS = 1000; // until progress is shown
 const POLL_MS = 500;
@@ -55,7 +55,7 @@ export class ServedEngine implements Engine, SourceOwner {
     this.mask = data.mask_token;
     this.example = data.first.text;
     const input = { text: this.example, typed: this.example, appended: [], image: null };
-    this.shown = this.source(this.readAsk(input, new Map(), 0), data.first);
+    this.shown = this.source(this.readAsk(input, new Map(), 0), { header: data.first, data: null });
     this.slots = [slotOf(this.shown, -Infinity), null];
   }
 
@@ -130,13 +130,14 @@ export class ServedEngine implements Engine, SourceOwner {
     if (performance.now() - slot.time < RENEWED_MS) return null;
     const lost = slot.source;
     this.last++;
-    const { header } = await this.connection.ask({ ...lost.ask, number: this.last }).catch((error) => {
+    const ask = { ...lost.ask, number: this.last, maps: lost.shown };
+    const answer = await this.connection.ask(ask).catch((error) => {
       this.current = false;
       throw error;
     });
     const number = this.slots.indexOf(slot);
     if (number < 0) return null;
-    const source = this.source(lost.ask, header);
+    const source = this.source(lost.ask, answer);
     this.slots[number] = slotOf(source);
     this.listener?.replaced(lost, source);
     return source;
@@ -153,8 +154,8 @@ export class ServedEngine implements Engine, SourceOwner {
     const same = before !== undefined && JSON.stringify(before.ask) === JSON.stringify(ask);
     if (this.current && same) return before;
     this.last++;
-    const { header } = await this.connection.ask({ ...ask, number: this.last }, signal);
-    const source = this.source(ask, header);
+    const maps = before?.shown ?? []; // what is looked at now: with the reply, it needs no request of its own
+    const source = this.source(ask, await this.connection.ask({ ...ask, number: this.last, maps }, signal));
     this.slots[slot] = slotOf(source);
     if (same) this.listener?.replaced(before, source);
     return source;
@@ -169,7 +170,7 @@ export class ServedEngine implements Engine, SourceOwner {
     return (await this.connection.ask({ ask: "changes", readings }, signal)).header;
   }
 
-  private readAsk(input: Input, factors: Factors, slot: 0 | 1): Omit<ReadAsk, "number"> {
+  private readAsk(input: Input, factors: Factors, slot: 0 | 1): TextAsk {
     const image = this.input === "image";
     return {
       ask: "read",
@@ -182,9 +183,9 @@ export class ServedEngine implements Engine, SourceOwner {
     };
   }
 
-  private source(ask: Omit<ReadAsk, "number">, reply: ReadReply): ServedSource {
+  private source(ask: TextAsk, { header, data }: Answer<ReadReply>): ServedSource {
     const title = ask.slot === 0 ? this.title : `${this.title}, second text`;
-    return new ServedSource(title, this.layers, ask, reply, this);
+    return new ServedSource(title, this.layers, ask, header, data, this);
   }
 
   private reading(source: ServedSource, input: Input): ModelReading {

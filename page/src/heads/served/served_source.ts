@@ -8,6 +8,7 @@ import type {
   ArrayReply,
   Ask,
   DistancesReply,
+  MapSize,
   ReadAsk,
   ReadReply,
   Replies,
@@ -137,14 +138,26 @@ class ServedCall implements Call {
   }
 }
 
-async function bytesOf({ data }: Answer<unknown>): Promise<Uint8Array<ArrayBuffer>> {
+async function bytesOf({ data }: Pick<Answer<unknown>, "data">): Promise<Uint8Array<ArrayBuffer>> {
   if (data === null) throw new Error("an answer without its array");
   return inflated(data);
 }
 
 const levels = ({ rows, columns }: ArrayReply, bytes: Uint8Array) => weights(bytes, rows, columns);
 
+/** Maps that lie one behind the other. */
+const mapsOf = (sizes: MapSize[]) => (array: Uint8Array) => {
+  let end = 0;
+  return sizes.map(({ rows, columns, bytes }) => {
+    end += bytes;
+    return weights(array.subarray(end - bytes, end), rows, columns);
+  });
+};
+
 type Measure = "weights" | "written";
+
+/** A text, without what is another for each read of it. */
+export type TextAsk = Omit<ReadAsk, "number" | "maps">;
 
 interface WaitingMap {
   layer: number;
@@ -162,17 +175,27 @@ export class ServedSource implements Source {
   readonly number = ++count; // ids of a process that is started again may be those of another text
   private readonly closing = new AbortController();
   private readonly waiting: Record<Measure, WaitingMap[]> = { weights: [], written: [] };
+  private readonly arrived: Promise<Cells[]>; // maps that came with the reply
+  private readonly asked = new Map<string, [number, number]>();
 
   constructor(
     readonly title: string,
     readonly layers: LayerData[],
-    readonly ask: Omit<ReadAsk, "number">, // what was asked for
+    readonly ask: TextAsk,
     readonly reply: ReadReply,
+    data: Answer<unknown>["data"],
     private readonly owner: SourceOwner,
   ) {
     const { text, heads, image, texts } = reply;
-    const calls = reply.calls.map((data, layer) => data && new ServedCall(this, layer, data, texts));
+    const calls = reply.calls.map((call, layer) => call && new ServedCall(this, layer, call, texts));
     this.readings = [{ name: "", text, heads, image, calls }];
+    this.arrived = data === null ? Promise.resolve([]) : bytesOf({ data }).then(mapsOf(reply.maps));
+    void this.arrived.catch(() => {}); // who asks for a map hears of it
+  }
+
+  /** The heads whose maps of weights were asked for, the last ones last. */
+  get shown(): [number, number][] {
+    return [...this.asked.values()].slice(-MOST_MAPS);
   }
 
   roles(): RoleData[] | null {
@@ -185,6 +208,11 @@ export class ServedSource implements Source {
 
   /** The map of a head. Maps that are asked for in one turn of the page travel in one request. */
   map(layer: number, head: number, measure: Measure): Promise<Cells> {
+    if (measure === "weights") {
+      this.asked.set(`${layer}.${head}`, [layer, head]);
+      const at = this.reply.maps.findIndex((map) => map.layer === layer && map.head === head);
+      if (at >= 0) return this.arrived.then((maps) => maps[at]);
+    }
     return new Promise((resolve, reject) => {
       const waiting = this.waiting[measure];
       waiting.push({ layer, head, resolve, reject });
@@ -198,12 +226,8 @@ export class ServedSource implements Source {
     const heads = batch.map(({ layer, head }): [number, number] => [layer, head]);
     try {
       const answer = await this.answer((reading) => ({ ask: "maps", reading, heads, measure }) as const);
-      const array = await bytesOf(answer);
-      let start = 0;
-      for (const [index, { rows, columns, bytes }] of answer.header.maps.entries()) {
-        batch[index].resolve(weights(array.subarray(start, start + bytes), rows, columns));
-        start += bytes;
-      }
+      const maps = mapsOf(answer.header.maps)(await bytesOf(answer));
+      for (const [index, { resolve }] of batch.entries()) resolve(maps[index]);
     } catch (error) {
       for (const { reject } of batch) reject(error);
     }
