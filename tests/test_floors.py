@@ -42,6 +42,7 @@ FLOORS = (
     ("parallel",),
     ("listeners",),
     ("show",),
+    ("circuits",),
     ("corpus",),
     ("server",),
     ("examiner",),

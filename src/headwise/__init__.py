@@ -28,6 +28,7 @@ __all__ = [
     "ablate",
     "adopt",
     "attention",
+    "attribution",
     "budget",
     "check",
     "check_file",
@@ -64,6 +65,7 @@ __all__ = [
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from . import budget, errors, heads, models, nn, parallel, scoring, testing
+    from .circuits.attribution import attribution
     from .corpus.result import load_survey
     from .corpus.survey import survey
     from .examiner.checks import check, check_file
@@ -97,6 +99,7 @@ _HOMES = {
     "ablate": ".listeners.ablation",
     "adopt": ".nn.as_torch.adoption",
     "attention": ".functional",
+    "attribution": ".circuits.attribution",
     "check": ".examiner.checks",
     "check_file": ".examiner.checks",
     "collect": ".listeners.head_outputs",

@@ -229,7 +229,7 @@ def effects(
             "the model's own tokenizer, or none"
         )
     check_eval_mode(model, also_dropout=True)
-    _check_inputs(inputs)
+    check_inputs(inputs)
     with attaching as attachment:
         output = run(model, inputs)
         check_any(model, 1, switches.num_heads, fallback)
@@ -274,7 +274,7 @@ def check_eval_mode(model: nn.Module, also_dropout: bool = False) -> None:
     )
 
 
-def _check_inputs(inputs: object) -> None:
+def check_inputs(inputs: object) -> None:
     """Raise `ArgumentError` for inputs that are a text or contain a cache."""
     if isinstance(inputs, (str, bytes)):
         raise ArgumentError(

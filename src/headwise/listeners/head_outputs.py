@@ -233,9 +233,10 @@ GATES = {
 
 
 class OutputProjection:
-    """The output projection W_O of a layer, head by head, with its current weights."""
+    """The output projection W_O of a layer, head by head, with its current weights, and its path."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, num_heads: int) -> None:
+    def __init__(self, path: str, weight: Tensor, bias: Tensor | None, num_heads: int) -> None:
+        self.path = path
         self.weight = weight.detach().unflatten(0, (num_heads, -1))  # [H, Dv, E]
         self.bias = None if bias is None else bias.detach()  # [E]
 
@@ -263,7 +264,8 @@ def output_projection(model: nn.Module, path: str, num_heads: int, value_dim: in
             weight, bias = weight.full_tensor(), None if bias is None else bias.full_tensor()
         weight = weight if is_conv1d(out) else weight.T
         if weight.shape[0] == num_heads * value_dim:
-            return OutputProjection(weight, bias, num_heads)
+            owner_path = base.rpartition(".")[0] if name == BERT.out else base
+            return OutputProjection(f"{owner_path}.{name}".lstrip("."), weight, bias, num_heads)
         reason = f"has {num_heads} heads of {value_dim} and {weight.shape[0]} channels into {name}"
     raise ArgumentError(
         f"written=True needs a known output projection: {base or 'the model itself'} "

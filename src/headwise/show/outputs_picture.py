@@ -144,7 +144,7 @@ def _projection(heads: Tensor, projection: nn.Module | OutputProjection) -> Outp
             f"projection must take the concatenated heads: it has {weight.shape[0]} input channels for {H} "
             f"heads of {heads.shape[3]}; use the projection of the same layer"
         )
-    return OutputProjection(weight, bias, H)
+    return OutputProjection("", weight, bias, H)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,358 @@
+"""Direct logit attribution: what the embedding, each head and each MLP adds to a logit.
+
+    logit = embedding + sum of heads + sum of MLPs + biases
+
+Each part is its output times the factor that the rest of the forward gives it, with the scale of every norm
+as it was (`residual_stream`). What a head does through later layers is not in its number: see
+`headwise.effects`.
+
+Letters: B batch, T length, H num_heads, Dv value_dim, E width, V vocab_size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ArgumentError, needed
+from ..heads.layer_names import ByLayer, Layer, path_in_words
+from ..listeners.active import LayerCall, Listener
+from ..listeners.adapters import attach
+from ..listeners.effects import check_eval_mode, check_inputs
+from ..listeners.head_outputs import OutputProjection, output_projection
+from ..listeners.model_outputs import OUTPUT, CallShape, Comparison, comparison_of, tensor_of
+from ..models.batches import run
+from ..models.pretrained import Tokenizer, token_name
+from .residual_stream import ResidualStream, residual_stream
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+Target = int | str | Sequence[int] | Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Attribution:
+    """The parts of a logit, or of the difference of two; their sum is `total`.
+
+    Attributes:
+        total: the logit, [B], in float64; before a cap on logits, where the model has one.
+        embedding: what entered the first block: tokens, and positions if they are added, [B].
+        heads: [B, H] by layer. Layers from which no path leads to the logit are left out.
+        mlps: [B] by the path of the linear map that writes, with its bias.
+        biases: of output projections, norms and the unembedding, together, [B].
+        by_position: whether `embedding`, `heads` and `mlps` have one more dimension, T: the position at which
+            a part was written.
+    """
+
+    total: Tensor
+    embedding: Tensor
+    heads: ByLayer[Tensor]
+    mlps: dict[str, Tensor]
+    biases: Tensor
+    by_position: bool
+
+    def ranking(self) -> list[tuple[Layer, int, float]]:
+        """Return all heads as (layer, head, mean over the batch), the largest absolute value first."""
+        rows = [
+            (layer, head, value)
+            for layer, values in self.heads.items()
+            for head, value in enumerate(self._summed(values).mean(0).tolist())
+        ]
+        return sorted(rows, key=lambda row: -abs(row[2]))
+
+    def to_pandas(self) -> DataFrame:
+        """Return a data frame with a row for each part of each sequence: sequence, part, layer, head, value.
+
+        Parts are "embedding", "head", "mlp" and "biases". With `by_position` there is a column `position`, -1
+        for biases.
+
+        Raises:
+            PackageMissing: pandas is not installed.
+        """
+        with needed("pandas", "a data frame needs pandas"):
+            import pandas as pd
+
+        rows: list[tuple[Any, ...]] = []
+
+        def add(part: str, layer: Layer | None, head: int, values: Tensor) -> None:
+            for sequence, row in enumerate(values.tolist()):
+                numbers = enumerate(row) if isinstance(row, list) else [(-1, row)]
+                rows.extend((sequence, part, layer, head, position, value) for position, value in numbers)
+
+        add("embedding", None, -1, self.embedding)
+        for layer, values in self.heads.items():
+            for head in range(values.shape[1]):
+                add("head", layer, head, values[:, head])
+        for path, values in self.mlps.items():
+            add("mlp", path, -1, values)
+        add("biases", None, -1, self.biases)
+        columns = ["sequence", "part", "layer", "head", "position", "value"]
+        frame = pd.DataFrame(rows, columns=columns)
+        return frame if self.by_position else frame.drop(columns="position")
+
+    def plot(self, title: str = "Direct logit attribution") -> Figure:
+        """Draw every head's part, the mean over the batch: a row per layer (`headwise[viz]`).
+
+        Raises:
+            PackageMissing: matplotlib is not installed.
+        """
+        from ..show.heads_grid import heads_grid
+
+        means = {layer: self._summed(values).mean(0) for layer, values in self.heads.items()}
+        return heads_grid(means, title, "added to the logit")
+
+    def _summed(self, values: Tensor) -> Tensor:
+        return values.sum(-1) if self.by_position else values
+
+    def __str__(self) -> str:
+        mlps = sum((self._summed(values) for values in self.mlps.values()), torch.zeros_like(self.total))
+        heads = sum((self._summed(v).sum(1) for v in self.heads.values()), torch.zeros_like(self.total))
+        parts = {
+            "embedding": self._summed(self.embedding),
+            f"{sum(values.shape[1] for values in self.heads.values())} heads": heads,
+            f"{len(self.mlps)} MLPs": mlps,
+            "biases": self.biases,
+            "total": self.total,
+        }
+        batch = len(self.total)
+        lines = [f"Direct logit attribution, mean over {batch} sequence{'' if batch == 1 else 's'}."]
+        lines += [f"  {name:<12} {values.mean().item():9.3f}" for name, values in parts.items()]
+        lines += [f"  layer {layer} head {head}: {value:+.3f}" for layer, head, value in self.ranking()[:5]]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+class _Outputs(Listener):
+    """Outputs of heads and shapes of calls."""
+
+    def __init__(self) -> None:
+        self.heads: dict[str, Tensor] = {}
+        self.calls: list[CallShape] = []
+
+    def hear(self, call: LayerCall) -> None:
+        B, _, T, _ = call.weights.shape
+        self.calls.append((call.kind, B, T, call.weights.mask.counted(T)))
+        if call.output is None:
+            raise ArgumentError(
+                f"model must compute outputs of heads: those of {path_in_words(call.path)} cannot be read"
+            )
+        self.heads[call.path] = call.output.detach().clone()
+
+
+def attribution(
+    model: nn.Module,
+    inputs: object,
+    target: Target,
+    against: Target | None = None,
+    *,
+    tokenizer: Tokenizer | None = None,
+    position: int | None = None,
+    by_position: bool = False,
+) -> Attribution:
+    """Return what each part of a model adds to a logit, or to the difference of two logits.
+
+        parts = hw.attribution(model, tokenizer("The cat sat on the", return_tensors="pt"), " mat",
+                               tokenizer=tokenizer)
+        print(parts)
+        parts.ranking()[0], parts.heads[5][0, 2]
+
+    The model runs once, with one backward through its norms. Nothing of it is changed afterwards, and frozen
+    parameters are fine. Numbers are as exact as the model's dtype: use float32 for sums of four digits.
+
+    The scale of each norm is that of this forward, also of those that the parts pass on the way. If the model
+    has an activation between its last block and the logits, its factor output / input is that of this
+    forward.
+
+    Args:
+        model: any that works with `headwise.watch`, in eval mode, with numbered blocks.
+        inputs: the model's inputs: a mapping of its arguments, a tuple of them, or one tensor.
+        target: a token or class: its id; its text (one token, with `tokenizer`); or ids, one per sequence.
+        against: the logit to subtract, likewise; None: none.
+        tokenizer: the model's tokenizer.
+        position: whose logits are meant; by default those that `headwise.effects` reads: of the last real
+            token, or of a masked language model the first [MASK].
+        by_position: also return at which position each part was written.
+
+    Raises:
+        ArgumentError: a model in training mode, without numbered blocks, or whose logits are no such sum; a
+            layer with an unknown output projection; a target that is no token of the model.
+        AttentionBypassed: a layer whose head outputs cannot be read.
+
+    Example:
+        >>> from headwise.models import Transformer, TransformerConfig
+        >>> model = Transformer(TransformerConfig(vocab_size=11, d_model=8, num_heads=2, num_layers=3)).eval()
+        >>> ids = torch.tensor([[1, 5, 3, 9]])
+        >>> parts = attribution(model, ids, target=7)
+        >>> heads = sum(values.sum() for values in parts.heads.values())
+        >>> mlps = sum(values.sum() for values in parts.mlps.values())
+        >>> bool((parts.embedding + heads + mlps + parts.biases - parts.total).abs() < 1e-4)
+        True
+        >>> bool((parts.total - model(ids)[:, -1, 7]).abs() < 1e-5)
+        True
+
+    Elhage 2021, "A mathematical framework"; Wang 2022 (IOI), section 3.
+    """
+    check_eval_mode(model, also_dropout=True)
+    check_inputs(inputs)
+    heard = _Outputs()
+    with residual_stream(model) as stream, attach(model, heard) as attachment:
+        output = run(model, inputs)
+        comparison = comparison_of(model, inputs, output, heard.calls, tokenizer)
+        logits = tensor_of(output) if stream.unembedded is None else stream.unembedded
+        rows = _rows(logits, comparison, position)  # [B, V]
+        wanted = [(1, _ids(target, "target", rows, tokenizer))]
+        wanted += [] if against is None else [(-1, _ids(against, "against", rows, tokenizer))]
+        total = sum((sign * rows.gather(1, ids[:, None])[:, 0] for sign, ids in wanted), rows.new_zeros(()))
+        leaves = [*stream.embeddings, *stream.written.values(), *stream.biases]
+        gradients = torch.autograd.grad(total.sum(), leaves, allow_unused=True)
+    factors = dict(zip(map(id, leaves), gradients, strict=True))
+    bias = stream.unembedding_bias
+    fixed = torch.zeros_like(total)
+    if bias is not None:
+        fixed = fixed + sum(sign * bias.detach().double()[ids] for sign, ids in wanted)
+    names = attachment.names
+    result = _parts(model, stream, heard, factors, (total.detach(), fixed.detach()), names, by_position)
+    _check_sum(result, stream, logits.dtype)
+    return result
+
+
+def _rows(logits: Tensor, comparison: Comparison, position: int | None) -> Tensor:
+    """Return the logits that are meant, [B, V], in float64."""
+    if position is None:
+        rows = comparison.read(logits)
+        if comparison.of != OUTPUT:
+            return rows
+        if rows.shape[1] == 1:
+            return rows[:, 0]
+        raise ArgumentError(
+            f"position must be given: the model returns {rows.shape[1]} rows of {rows.shape[2]} numbers, and "
+            "which of them is meant is not known"
+        )
+    if logits.ndim != 3 or not -logits.shape[1] <= position < logits.shape[1]:
+        places = f"{logits.shape[1]} positions" if logits.ndim == 3 else "no positions"
+        raise ArgumentError(f"position must be one of the logits: got {position}, and they have {places}")
+    return logits[:, position].double()
+
+
+def _ids(target: Target, name: str, rows: Tensor, tokenizer: Tokenizer | None) -> Tensor:
+    """Return the id of a target for each sequence, [B]."""
+    B, V = rows.shape
+    if isinstance(target, str):
+        if tokenizer is None:
+            raise ArgumentError(f"tokenizer must be given for a {name} in words: got {target!r} without one")
+        special = set(tokenizer.all_special_ids)
+        ids = [token for token in map(int, tokenizer(target)["input_ids"]) if token not in special]
+        if len(ids) != 1:
+            tokens = [token_name(tokenizer, token) for token in ids]
+            raise ArgumentError(
+                f"{name} must be one token: {target!r} is {len(ids)}, {tokens}; choose another"
+            )
+        target = ids[0]
+    chosen = torch.as_tensor(target, device=rows.device)
+    if chosen.is_floating_point() or chosen.dtype == torch.bool or chosen.ndim > 1:
+        raise ArgumentError(
+            f"{name} must be ids: got {chosen.dtype} {list(chosen.shape)}; use int or int [B]"
+        )
+    if chosen.ndim == 1 and len(chosen) != B:
+        raise ArgumentError(
+            f"{name} must have an id for each sequence: got {len(chosen)} for {B}; use one id"
+        )
+    if not bool(((chosen >= 0) & (chosen < V)).all()):
+        raise ArgumentError(f"{name} must be from 0 to {V - 1}: got {target}; these are the model's logits")
+    return chosen.long().expand(B)
+
+
+def _check_sum(result: Attribution, stream: ResidualStream, dtype: torch.dtype) -> None:
+    """Raise `ArgumentError` unless the parts sum to the total, up to rounding."""
+    values = [result.embedding, *result.heads.values(), *result.mlps.values(), result.biases[:, None]]
+    parts = torch.cat([value.flatten(1) if value.ndim > 1 else value[:, None] for value in values], 1)
+    error = (parts.sum(1) - result.total).abs()
+    allowed = (1e-3 if torch.finfo(dtype).bits >= 32 else 0.05) * parts.abs().sum(1)
+    if bool((error > allowed).any()):
+        at = int(error.argmax())
+        names = f"; not known: {', '.join(stream.unknown[:3])}" if stream.unknown else ""
+        raise ArgumentError(
+            "model must add what its layers write, through layer norms or RMS norms, to its logits: the "
+            f"parts sum to {parts[at].sum().item():.4g}, and the logit is {result.total[at].item():.4g}"
+            f"{names}; use headwise.effects"
+        )
+
+
+def _parts(
+    model: nn.Module,
+    stream: ResidualStream,
+    heard: _Outputs,
+    factors: Mapping[int, Tensor | None],
+    totals: tuple[Tensor, Tensor],
+    names: Mapping[str, Layer],
+    by_position: bool,
+) -> Attribution:
+    """Return the products of outputs and their factors; totals: the logit, and the unembedding's bias."""
+    total, biases = totals
+
+    def product(values: Tensor, factor: Tensor) -> Tensor:
+        """Return sums over channels, [B, T] or [B]; some families write [B * T, E]."""
+        summed = (values.detach().double() * factor.double()).sum(-1).reshape(len(total), -1)
+        return summed if by_position else summed.sum(-1)
+
+    projections = {
+        path: output_projection(model, path, output.shape[1], output.shape[3])
+        for path, output in heard.heads.items()
+    }
+    layers = {_writer(model, path, projections[path]): path for path in heard.heads}
+    for writer, path in layers.items():
+        if writer not in stream.written:
+            raise ArgumentError(
+                f"model must run its output projections as modules: {writer[0]} of {path_in_words(path)} did "
+                "not run; use headwise.effects"
+            )
+    heads: dict[str, Tensor] = {}
+    mlps: dict[str, Tensor] = {}
+    for (path, number), values in stream.written.items():
+        factor = factors[id(values)]
+        layer = layers.get((path, number))
+        if factor is None:
+            continue
+        if layer is None:
+            mlps[path if number == 0 else f"{path}#{number}"] = product(values, factor)
+            continue
+        projection, output = projections[layer], heard.heads[layer]
+        weight = projection.weight.to(factor)  # [H, Dv, E]
+        own = torch.einsum(
+            "bte,hde->bhtd", factor.double().view(len(total), -1, weight.shape[2]), weight.double()
+        )
+        parts = (output.double() * own).sum(-1)  # [B, H, T]
+        heads[layer] = parts if by_position else parts.sum(-1)
+        if projection.bias is not None:
+            own_bias = projection.bias.to(factor).double()
+            biases = biases + (own_bias * factor.double()).reshape(len(total), -1).sum(1)
+    embedding = torch.zeros_like(total)[:, None] if by_position else torch.zeros_like(total)
+    for values in stream.embeddings:
+        factor = factors[id(values)]
+        if factor is not None:
+            embedding = embedding + product(values, factor)
+    for values in stream.biases:
+        factor = factors[id(values)]
+        if factor is not None:
+            biases = biases + (values.detach().double() * factor.double()).flatten(1).sum(1)
+    return Attribution(total, embedding, ByLayer(heads, dict(names)), mlps, biases, by_position)
+
+
+def _writer(model: nn.Module, path: str, projection: OutputProjection) -> tuple[str, int]:
+    """Return the module that writes a layer's output, and which of its runs is meant."""
+    base, _, number = path.partition("#")
+    module = model.get_submodule(base)
+    if not isinstance(module, nn.MultiheadAttention):
+        return projection.path, int(number or 0)
+    if not module.batch_first:
+        raise ArgumentError(
+            f"batch_first must be True: got False in {path_in_words(base)}; build it with True"
+        )
+    return base, int(number or 0)

@@ -1,0 +1,355 @@
+"""Parts of a logit; the judge is a forward in which a part is taken away and norms keep their scale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import headwise as hw
+from headwise.circuits.attribution import Attribution
+from headwise.circuits.residual_stream import blocks_of
+from headwise.errors import ArgumentError
+from headwise.models import Transformer, TransformerConfig, load
+from small_models import albert, bert, hooks_on, hugging_face, ours, torch_encoder
+
+V, E = 53, 24
+SIZES: dict[str, Any] = {
+    "vocab_size": V, "hidden_size": E, "num_hidden_layers": 3, "num_attention_heads": 3,
+    "intermediate_size": 41,
+}  # fmt: skip
+GROUPED = SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10}
+GPT2 = {"vocab_size": V, "n_embd": E, "n_layer": 3, "n_head": 3, "n_positions": 31}
+T5 = {"vocab_size": V, "d_model": E, "d_kv": 7, "d_ff": 41, "num_layers": 2, "num_heads": 5}
+OPT = {
+    "vocab_size": V, "hidden_size": E, "num_hidden_layers": 3, "num_attention_heads": 3, "ffn_dim": 41,
+    "max_position_embeddings": 31, "word_embed_proj_dim": E,
+}  # fmt: skip
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "GPT2": ("LMHeadModel", GPT2),
+    "Llama": ("ForCausalLM", GROUPED),
+    "Qwen3": ("ForCausalLM", GROUPED),
+    "Gemma2": ("ForCausalLM", GROUPED | {"query_pre_attn_scalar": 10, "final_logit_softcapping": 3.0}),
+    "OPT": ("ForCausalLM", OPT),
+    "Phi": ("ForCausalLM", SIZES | {"partial_rotary_factor": 0.5}),
+    "Bert": ("ForMaskedLM", SIZES),
+    "T5": ("ForConditionalGeneration", T5),
+}
+POSITIONS = {"Bert": 3}
+
+
+def spread(model: nn.Module) -> Any:
+    """Every parameter far from its start, in float64: no norm has a weight of 1 or a bias of 0."""
+    torch.manual_seed(3)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, 1.0 if parameter.ndim == 1 else 0.0, 0.3)
+    return model.double().eval()
+
+
+def family(name: str) -> Any:
+    hf = hugging_face()
+    suffix, sizes = FAMILIES[name]
+    config = getattr(hf, f"{name}Config")(**sizes)
+    return spread(getattr(hf, f"{name}{suffix}")(config))
+
+
+def inputs_for(name: str, batch: int = 2, length: int = 7) -> dict[str, Tensor]:
+    random = torch.Generator().manual_seed(5)
+    inputs = {"input_ids": torch.randint(3, V, (batch, length), generator=random)}
+    if name == "T5":
+        inputs["decoder_input_ids"] = torch.randint(3, V, (batch, 5), generator=random)
+    return inputs
+
+
+def total_of(parts: Attribution) -> Tensor:
+    """The sum of all parts, [B]."""
+    parts_by_kind = [parts.embedding[:, None], *parts.heads.values(), *parts.mlps.values(), parts.biases]
+    return torch.stack([each.flatten(1).sum(1) if each.ndim > 1 else each for each in parts_by_kind]).sum(0)
+
+
+class Frozen:
+    """A second forward: norms and activations keep the factors of the first, and outputs can be replaced."""
+
+    def __init__(self, model: nn.Module, writers: set[str]) -> None:
+        self.model, self.writers = model, writers
+        self.clean: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def is_frozen(self, module: nn.Module) -> bool:
+        kind = type(module).__name__
+        return kind.endswith("Norm") or (kind == "GELUActivation")
+
+    def run(self, inputs: dict[str, Tensor], removed: dict[str, Tensor]) -> Tensor:
+        """The logits, before a cap; what is in `removed` is subtracted from the output of a module."""
+        handles, captured = [], []
+
+        def hook(path: str) -> Callable[..., Any]:
+            def change(module: nn.Module, args: Any, output: Tensor) -> Any:
+                if path in self.writers:
+                    values = self.clean.setdefault(path, (output, output))[1]
+                    return values - removed.get(path, 0.0)
+                if path not in self.clean:
+                    self.clean[path] = (args[0], output)
+                x, y = self.clean[path]
+                moved = args[0] - x
+                if isinstance(module, nn.LayerNorm):
+                    scale = (x.var(-1, correction=0, keepdim=True) + module.eps).rsqrt()
+                    return y + (moved - moved.mean(-1, keepdim=True)) * scale * module.weight
+                return y + moved * (y / x)
+
+            return change
+
+        for path, module in self.model.named_modules():
+            if path in self.writers or self.is_frozen(module):
+                handles.append(module.register_forward_hook(hook(path)))
+        last: Any = self.model.get_output_embeddings()  # type: ignore[operator]
+        handles.append(last.register_forward_hook(lambda module, args, output: captured.append(output)))
+        with torch.no_grad():
+            self.model(**inputs)
+        for handle in handles:
+            handle.remove()
+        return captured[-1]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_part_is_what_the_logit_loses_without_it(name: str) -> None:
+    model, inputs = family(name), inputs_for(name)
+    position = POSITIONS.get(name)
+    parts = hw.attribution(model, inputs, 7, against=11, position=position)
+    with torch.no_grad(), hw.collect(model) as outputs:
+        model(**inputs)
+    owners = {path: outputs._projection(path).path for path in parts.heads.paths}
+    frozen = Frozen(model, {*owners.values(), *parts.mlps})
+    at = -1 if position is None else position
+
+    def difference(removed: dict[str, Tensor]) -> Tensor:
+        logits = frozen.run(inputs, removed)[:, at]
+        return logits[:, 7] - logits[:, 11]
+
+    before = difference({})
+    torch.testing.assert_close(parts.total, before, rtol=1e-6, atol=1e-9)
+    for path in parts.heads.paths:
+        for head in range(parts.heads[path].shape[1]):
+            lost = before - difference({owners[path]: outputs.written(path)[:, head]})
+            torch.testing.assert_close(parts.heads[path][:, head], lost, rtol=1e-5, atol=1e-6)
+    for path, values in parts.mlps.items():
+        lost = before - difference({path: frozen.clean[path][1]})
+        torch.testing.assert_close(values, lost, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_parts_sum_to_the_logit(name: str) -> None:
+    model, inputs = family(name), inputs_for(name)
+    for options in ({}, {"against": 5}, {"by_position": True}):
+        parts = hw.attribution(model, inputs, 7, position=POSITIONS.get(name), **options)
+        exact = 1e-12 if name in ("GPT2", "OPT", "Phi", "Bert") else 1e-6  # RMS norms compute in float32
+        assert bool(((total_of(parts) - parts.total).abs() <= exact * (1 + parts.total.abs())).all())
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+def test_the_parts_of_our_own_model_sum_to_the_logit(kind: Any) -> None:
+    config = TransformerConfig(vocab_size=V, d_model=E, num_heads=3, num_layers=3, kind=kind)
+    model = spread(Transformer(config))
+    ids = inputs_for("GPT2")["input_ids"]
+    parts = hw.attribution(model, ids, 7, position=4)
+    torch.testing.assert_close(parts.total, model(ids)[:, 4, 7])
+    torch.testing.assert_close(total_of(parts), parts.total, rtol=1e-12, atol=1e-12)
+    assert len(parts.heads) == len(parts.mlps) == 3
+
+
+def test_the_total_is_the_logit_before_its_cap() -> None:
+    model, inputs = family("Gemma2"), inputs_for("Gemma2")
+    parts = hw.attribution(model, inputs, 7)
+    capped = model(**inputs).logits[:, -1, 7]
+    torch.testing.assert_close(3.0 * torch.tanh(parts.total / 3.0), capped)
+
+
+def test_a_layer_that_runs_again_has_parts_of_each_run() -> None:
+    hf = hugging_face()
+    sizes = SIZES | {"embedding_size": 11, "num_hidden_groups": 1}
+    model = spread(hf.AlbertForMaskedLM(hf.AlbertConfig(**sizes)))
+    parts = hw.attribution(model, inputs_for("Bert"), 7, position=2)
+    torch.testing.assert_close(total_of(parts), parts.total, rtol=1e-10, atol=1e-10)
+    assert len(parts.heads) == 3 and len(parts.mlps) == 3
+    assert [path.partition("#")[2] for path in parts.heads.paths] == ["", "1", "2"]
+    assert all(bool((values != 0).any()) for values in parts.heads.values())
+
+
+def test_torchs_own_layers_have_heads() -> None:
+    class Classifier(nn.Module):
+        def __init__(self, batch_first: bool) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(V, E)
+            layer = nn.TransformerEncoderLayer(E, 3, 41, 0.0, batch_first=batch_first)
+            self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+            self.output = nn.Linear(E, 13)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.output(self.layers(self.embedding(ids)))
+
+    model, ids = spread(Classifier(True)), inputs_for("GPT2")["input_ids"]
+    parts = hw.attribution(model, ids, 7, position=3)
+    assert [values.shape for values in parts.heads.values()] == [(2, 3)] * 2 and len(parts.mlps) == 2
+    torch.testing.assert_close(parts.total, model(ids)[:, 3, 7])
+    torch.testing.assert_close(total_of(parts), parts.total, rtol=1e-12, atol=1e-12)
+    with pytest.raises(ArgumentError, match=r"got False in layers\.layers\.0\.self_attn"):
+        hw.attribution(spread(Classifier(False)), ids, 7, position=3)
+
+
+def test_classes_have_parts_through_the_pooler() -> None:
+    model = spread(bert())
+    inputs = {"input_ids": inputs_for("Bert")["input_ids"] % 29}
+    parts = hw.attribution(model, inputs, 2, against=0)
+    logits = model(**inputs).logits
+    torch.testing.assert_close(parts.total, logits[:, 2] - logits[:, 0])
+    torch.testing.assert_close(total_of(parts), parts.total, rtol=1e-10, atol=1e-10)
+
+
+def test_padding_changes_nothing() -> None:
+    model, ids = family("Llama"), inputs_for("Llama", batch=1)["input_ids"]
+    alone = hw.attribution(model, {"input_ids": ids}, 7, by_position=True)
+    for left, right in ((2, 0), (0, 3)):
+        padded = nn.functional.pad(ids, (left, right), value=1)
+        mask = nn.functional.pad(torch.ones_like(ids), (left, right))
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        inputs = {"input_ids": padded, "attention_mask": mask, "position_ids": positions}
+        parts = hw.attribution(model, inputs, 7, by_position=True)
+        real = slice(left, left + ids.shape[1])
+        torch.testing.assert_close(parts.total, alone.total, rtol=1e-5, atol=1e-6)
+        for layer, values in alone.heads.items():
+            torch.testing.assert_close(parts.heads[layer][..., real], values, rtol=1e-4, atol=1e-6)
+            assert bool((parts.heads[layer][..., right and real.stop :][..., :right] == 0).all())
+
+
+def test_the_model_is_as_before() -> None:
+    model, inputs = family("Llama"), inputs_for("Llama")
+    model.model.embed_tokens.weight.requires_grad_(False)
+    before = model(**inputs).logits
+    frozen = [parameter.requires_grad for parameter in model.parameters()]
+    with torch.no_grad():
+        hw.attribution(model, inputs, 7)
+    assert torch.equal(model(**inputs).logits, before) and hooks_on(model) == 0
+    assert [parameter.requires_grad for parameter in model.parameters()] == frozen
+    assert all(parameter.grad is None for parameter in model.parameters())
+    with pytest.raises(ArgumentError, match="target must be from 0 to 52: got 53"):
+        hw.attribution(model, inputs, 53)
+    assert hooks_on(model) == 0
+    assert [parameter.requires_grad for parameter in model.parameters()] == frozen
+
+
+def test_a_number_for_each_position_sums_to_the_number() -> None:
+    model, inputs = family("GPT2"), inputs_for("GPT2")
+    whole, split = (hw.attribution(model, inputs, 7, by_position=each) for each in (False, True))
+    torch.testing.assert_close(split.embedding.sum(1), whole.embedding)
+    for layer, values in whole.heads.items():
+        torch.testing.assert_close(split.heads[layer].sum(-1), values)
+        assert split.heads[layer].shape == (2, 3, 7)
+        assert bool(
+            (split.heads[layer][..., :-1] == 0).all()
+        )  # of other positions no path leads to the logit
+
+
+def test_words_ids_and_tensors_are_targets() -> None:
+    mini = load("mini")
+    ids = mini.tokenizer("The cat sat on the", return_tensors="pt")["input_ids"]
+    word = hw.attribution(mini.model, ids, " mat", tokenizer=mini.tokenizer)
+    number = int(mini.tokenizer(" mat")["input_ids"][-1])
+    for target in (number, [number], torch.tensor([number])):
+        assert torch.equal(hw.attribution(mini.model, ids, target).total, word.total)
+    with pytest.raises(
+        ArgumentError, match="tokenizer must be given for a target in words: got ' mat' without"
+    ):
+        hw.attribution(mini.model, ids, " mat")
+    with pytest.raises(ArgumentError, match="against must be one token: ' mat cat' is 2"):
+        hw.attribution(mini.model, ids, 3, against=" mat cat", tokenizer=mini.tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (-1, "target must be from 0 to 52: got -1"),
+        ([1, 2, 3], "target must have an id for each sequence: got 3 for 2"),
+        (torch.tensor(1.5), "target must be ids: got torch.float32"),
+        (torch.tensor([[1]]), r"target must be ids: got torch.int64 \[1, 1\]"),
+    ],
+)
+def test_wrong_targets_are_refused(target: Any, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        hw.attribution(family("GPT2"), inputs_for("GPT2"), target)
+
+
+def test_wrong_positions_are_refused() -> None:
+    model, inputs = family("GPT2"), inputs_for("GPT2")
+    with pytest.raises(ArgumentError, match="position must be one of the logits: got 7, and they have 7 pos"):
+        hw.attribution(model, inputs, 3, position=7)
+    with pytest.raises(ArgumentError, match="got 1, and they have no positions"):
+        hw.attribution(spread(bert()), {"input_ids": torch.ones(1, 3, dtype=torch.int64)}, 1, position=1)
+    with pytest.raises(ArgumentError, match="position must be given: the model returns 5 rows of 20 numbers"):
+        hw.attribution(torch_encoder().eval(), torch.randn(2, 5, 20, dtype=torch.float64), 3)
+
+
+def test_what_is_no_such_sum_is_refused() -> None:
+    class Gate(nn.Module):
+        """Not a module of the residual stream: its output is no linear function of its input."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * x.sigmoid()
+
+    model, inputs = family("GPT2"), inputs_for("GPT2")
+    gate = Gate().eval()
+    gate.register_module("child", nn.Identity().eval())  # so that it is no plain activation
+    model.transformer.ln_f = nn.Sequential(model.transformer.ln_f, gate).eval()
+    with pytest.raises(ArgumentError, match=r"model must add what its layers write.*the parts sum to"):
+        hw.attribution(model, inputs, 7)
+    with pytest.raises(ArgumentError, match="model must have numbered blocks: its attention is at the model"):
+        hw.attribution(hw.MultiHeadAttention(8, 2).eval(), torch.randn(1, 3, 8), 0)
+    with pytest.raises(ArgumentError, match="model must have attention layers: found 0 in Linear"):
+        blocks_of(nn.Linear(3, 2))
+    with pytest.raises(ArgumentError, match="model must be in eval mode"):
+        hw.attribution(family("GPT2").train(), inputs, 7)
+
+
+def test_an_unknown_norm_is_named() -> None:
+    class OddNorm(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x / x.abs().sum(-1, keepdim=True)
+
+    model = family("GPT2")
+    model.transformer.ln_f = OddNorm().eval()
+    with pytest.raises(ArgumentError, match=r"not known: transformer\.ln_f"):
+        hw.attribution(model, inputs_for("GPT2"), 7)
+
+
+def test_blocks_are_found_by_their_numbers() -> None:
+    assert [len(blocks) for blocks in blocks_of(ours()).values()] == [2]
+    assert list(blocks_of(family("T5"))) == ["encoder.block", "decoder.block"]
+    assert sum(map(len, blocks_of(albert()).values())) == 1
+
+
+def test_parts_are_shown_as_text_frame_and_picture() -> None:
+    pytest.importorskip("matplotlib")
+    model, inputs = family("GPT2"), inputs_for("GPT2")
+    parts = hw.attribution(model, inputs, 7)
+    text = str(parts)
+    assert text.startswith("Direct logit attribution, mean over 2 sequences.") and "9 heads" in text
+    layer, head, value = parts.ranking()[0]
+    assert value == pytest.approx(float(parts.heads[layer][:, head].mean()))
+    assert value == pytest.approx(max((x for _, _, x in parts.ranking()), key=abs))
+    frame = parts.to_pandas()
+    assert list(frame.columns) == ["sequence", "part", "layer", "head", "value"]
+    assert frame.groupby("sequence")["value"].sum().tolist() == pytest.approx(parts.total.tolist())
+    split = hw.attribution(model, inputs, 7, by_position=True).to_pandas()
+    assert split.groupby("sequence")["value"].sum().tolist() == pytest.approx(parts.total.tolist())
+    assert set(split["position"]) == {-1, *range(7)}
+    figure = parts.plot()
+    cells = figure.axes[0].images[0].get_array()
+    assert cells.shape == (3, 3) and float(cells[layer, head]) == pytest.approx(value)
+
+
+def test_half_precision_sums_within_its_rounding() -> None:
+    model, inputs = family("Llama").bfloat16(), inputs_for("Llama")
+    parts = hw.attribution(model, inputs, 7)
+    exact = hw.attribution(model.double(), inputs, 7)
+    assert bool(((parts.total - exact.total).abs() < 0.05 * (1 + exact.total.abs())).all())
