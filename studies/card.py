@@ -153,7 +153,8 @@ ROLES = """\
 
 Which head looks from a word to the word it belongs to (`headwise.roles`): {found} of {asked} relations found.
 A head is chosen on half of the sentences and judged on the other, which has other words in other shapes; it
-must beat every trivial rule by 0.15.
+must beat every trivial rule by 0.15: every fixed offset, and rules such as "the nearest noun before", which
+use the classes of words that the grammar provides.
 """
 LIMITS = """\
 ## Limits
@@ -370,19 +371,21 @@ def roles_section(roles: Roles) -> str:
 
 
 def roles_table(roles: Roles) -> str:
-    """Return a table of every relation with the head chosen for it and the best trivial rule."""
+    """Return a table of every relation with the head chosen for it and the best rule of each kind."""
     rows = [
         (
             name,
             f"{role.layer}.{role.head}",
             f"{role.share:.2f} ({role.low:.2f} to {role.high:.2f})",
-            f"{role.rules[role.rule]:.2f}, {role.rule}",
-            "**found**" if role.found else "not found",
+            f"{role.rules[role.offset]:.2f}, {role.offset}",
+            f"{role.rules[role.class_rule]:.2f}, {role.class_rule}",
+            "**found**" if role.found else f"not found{'; beats the offset' * role.beats_offset}",
             f"{role.cases:,}",
         )
         for name, role in roles.items()
     ]
-    header = ("word > related word", "head", "share (95%)", "best trivial rule", "verdict", "cases")
+    rules = ("best fixed offset", "best rule with word classes")
+    header = ("word > related word", "head", "share (95%)", *rules, "verdict", "cases")
     return "\n".join(_table(header, rows, 1))
 
 

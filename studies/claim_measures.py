@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import headwise as hw
-from headwise.heads.roles import Roles
+from headwise.heads.roles import Role, Roles
 from headwise.models import Transformer
 
 from .claimed_sentence import CLAIMED, OFFSETS, SAME, SENTENCE, Drawn, judge, word_weights
@@ -157,6 +157,18 @@ GENERAL: dict[str, tuple[str, ...]] = {
 }
 
 
+def both_rules(role: Role) -> str:
+    """Return the best rule with word classes and the best fixed offset, the better rule first.
+
+    Example:
+        >>> rules = {"+1 words": 0.42, "the nearest verb after": 0.81}
+        >>> both_rules(Role("subject > verb", False, 2, 3, 0.72, 0.66, 0.77, 239, rules, {}))
+        'the nearest verb after 0.81; +1 words 0.42'
+    """
+    ordered = sorted((role.class_rule, role.offset), key=role.rules.__getitem__, reverse=True)
+    return "; ".join(f"{rule} {role.rules[rule]:.2f}" for rule in ordered)
+
+
 def of_roles(subject: Subject) -> Iterator[Claim]:
     """Yield the claims about relations between words: grammar, meaning and distance."""
     roles = subject.roles
@@ -171,7 +183,7 @@ def of_roles(subject: Subject) -> Iterator[Claim]:
             about,
             f"{best.layer}.{best.head}",
             f"{best.name}: {best.share:.2f} ({best.low:.2f} to {best.high:.2f})",
-            f"{best.rule} {best.rules[best.rule]:.2f}",
+            both_rules(best),
             "holds" if len(present) == len(measured) else "holds in part" if present else "not found",
             f"{len(present)} of {len(measured)} relations found"
             + (f": {', '.join(present)}" if present else ""),
@@ -222,7 +234,7 @@ def _far(roles: Roles) -> Claim:
         f"a head reaches far ({FAR} words and more)",
         head,
         f"{name}: {share:.2f} of {cases}" if name else "-",
-        f"{roles[name].rule} {rule:.2f} at all distances" if name else "-",
+        f"{both_rules(roles[name])} at all distances" if name else "-",
         "holds" if share > rule + 0.15 else "holds in part" if share > 0.5 else "not found",
     )
 

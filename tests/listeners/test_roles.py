@@ -131,9 +131,29 @@ def test_a_head_that_follows_a_rule_is_not_found(drawn: list[Sentence]) -> None:
     role = judge(drawn, looking(nearest, drawn), [0])[OBJECT]
     assert not role.found and role.heads == []
     assert role.rule == "the nearest verb before" and role.share == role.rules[role.rule] > 0.5
-    assert (
-        role.verdict == f"not found: the nearest verb before the word is right in {role.share:.0%} of cases"
+    offset = f"{role.rules[role.offset]:.0%}"
+    assert role.verdict == (
+        f"not found: the nearest verb before the word is right in {role.share:.0%} of cases; the best fixed "
+        f"offset is right in {offset}"
     )
+    assert role.class_rule == role.rule != role.offset and role.beats_offset
+
+
+def test_tables_show_the_best_offset_and_the_best_rule_with_word_classes(drawn: list[Sentence]) -> None:
+    """A verdict rested on word classes, and the table named the best offset alone."""
+    roles = judge(drawn, looking(nearest, drawn), [0], title="t")
+    role = roles[OBJECT]
+    offset, by_class = role.rules[role.offset], role.rules[role.class_rule]
+    assert offset < by_class == max(role.rules.values())
+    (line,) = (line for line in str(roles).splitlines() if line.startswith(f"{OBJECT} "))
+    assert line.endswith(f" {offset:.2f} {by_class:.2f} before")
+    assert "the best rule that uses classes of words" in str(roles)
+    pytest.importorskip("rich")
+    assert re.search(rf" {OBJECT} .* {offset:.2f} +{by_class:.2f} +no ", str(roles.table()))
+    pytest.importorskip("pandas")
+    row = roles.to_pandas().loc[OBJECT]
+    assert (row["offset"], row["class_rule"]) == (role.offset, role.class_rule)
+    assert (row["offset_share"], row["class_rule_share"]) == (offset, by_class)
 
 
 def test_a_head_is_chosen_on_one_half_and_judged_on_the_other(drawn: list[Sentence]) -> None:
@@ -151,7 +171,9 @@ def test_a_head_is_chosen_on_one_half_and_judged_on_the_other(drawn: list[Senten
 
 def test_a_rule_that_is_always_right_leaves_nothing_to_find(drawn: list[Sentence]) -> None:
     role = judge(drawn, looking(right, drawn), [0])["noun > determiner"]
-    assert role.verdict == "not found: the nearest determiner before the word is always right"
+    always = "the nearest determiner before the word is always right"
+    offset = f"the best fixed offset is right in {role.rules[role.offset]:.0%}"
+    assert role.verdict == f"not found: {always}; {offset}"
 
 
 def test_a_head_must_move_with_the_pronoun(drawn: list[Sentence]) -> None:
@@ -474,13 +496,14 @@ def test_a_table_says_of_each_relation_what_was_found(drawn: list[Sentence]) -> 
     console = pytest.importorskip("rich.console")
     roles = judge(drawn, looking(right, drawn), [0], causal=True, title="[red]A model")
     shown = str(roles.table())
-    assert "[red]A model" in shown and re.search(r" yes best rule: before 0\.", shown)
+    assert "[red]A model" in shown and re.search(r" 0\.\d\d +yes best class rule: before", shown)
     assert re.search(r" no the nearest determiner before the word is always right", shown)
     assert "not measured, since the model does not look ahead" in shown
     narrow = console.Console(file=io.StringIO(), width=80)
     narrow.print(roles.table())
     for role in roles.values():
-        whole = f"{role.low:.2f}-{role.high:.2f} {role.cases:5d} {role.rules[role.offset]:6.2f} "
+        rules = f"{role.rules[role.offset]:6.2f} {role.rules[role.class_rule]:5.2f} "
+        whole = f"{role.low:.2f}-{role.high:.2f} {role.cases:5d} {rules}"
         assert f" {role.share:.2f} {whole}" in narrow.file.getvalue()
 
 
@@ -622,7 +645,7 @@ def test_how_many_were_left_out_is_todays(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_no_roles_at_all_are_a_table_without_rows() -> None:
     pytest.importorskip("pandas")
-    assert Roles({}, {}, []).to_pandas().shape == (0, 11)
+    assert Roles({}, {}, []).to_pandas().shape == (0, 15)
 
 
 def test_readme_says_of_roles_what_was_measured() -> None:

@@ -64,11 +64,14 @@ def test_every_preset_is_built_and_counted_as_arithmetic_says(preset: Preset) ->
     shared = preset.relative_bias.count * H if preset.relative_bias else 0
     assert actual.parameters == parameters_of(preset)
     assert actual.parameters + shared == sum(weight.numel() for weight in mha.parameters())
-    assert actual.all_parameters == preset.layers * actual.parameters + shared
+    stacks = 2 if preset.decoder_layers else 1  # each has its own shared bias
+    assert actual.attention_layers == preset.layers + 2 * preset.decoder_layers
+    assert actual.all_parameters == actual.attention_layers * actual.parameters + stacks * shared
     assert (mha.rope, mha.alibi, mha.qk_norm, mha.gate) == (
         preset.rope, preset.alibi, preset.qk_norm, preset.gate,
     )  # fmt: skip
-    assert actual.cache_bytes == (2 * preset.layers * Hk * 2 * D if preset.causal else None)
+    generating = preset.decoder_layers or (preset.layers if preset.causal else 0)
+    assert actual.cache_bytes == (2 * generating * Hk * 2 * D or None)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +79,25 @@ def test_every_preset_is_built_and_counted_as_arithmetic_says(preset: Preset) ->
 )
 def test_known_caches_have_their_known_size(name: str, kib: int) -> None:
     assert figures(PRESETS[name]).cache_bytes == kib * 1024
+
+
+def test_an_encoder_decoder_is_counted_with_its_decoder_and_cross_attention() -> None:
+    """Only the encoder was counted: 6.3 M parameters and no cache."""
+    base = figures(PRESETS["transformer-base"])
+    assert (base.attention_layers, base.all_parameters) == (18, 18 * 4 * 512**2)
+    assert base.cache_bytes == 2 * 6 * 512 * 2  # keys and values, 6 decoder layers, bfloat16
+    pytest.importorskip("transformers")
+    from transformers import T5Config, T5Model
+
+    small = PRESETS["t5-small"]
+    sizes = {"d_model": 512, "d_kv": 64, "num_heads": 8, "num_layers": 6, "d_ff": 1, "vocab_size": 2}
+    with torch.device("meta"):
+        t5_small = T5Model(T5Config(**sizes))
+    named = t5_small.named_parameters()
+    counts = [weight.numel() for name, weight in named if "Attention." in name]
+    assert figures(small).all_parameters == sum(counts)
+    encoders = [preset.name for preset in PRESETS.values() if figures(preset).cache_bytes is None]
+    assert not any(PRESETS[name].decoder_layers for name in encoders)
 
 
 def test_a_preset_can_be_changed_as_it_is_built() -> None:

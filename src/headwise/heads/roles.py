@@ -1,9 +1,11 @@
 """Roles: which head attends from a word to a related word, compared with every simple rule.
 
 For each relation of a grammar (`grammar.py`) the head that is right most often is chosen on one half of the
-sentences and judged on the other, which has other words and other shapes. It is compared with rules that use
-only positions and classes of words; the best rule is chosen on the judged half itself, which favours the
-rule. Clark 2019, "What Does BERT Look At?", without a treebank.
+sentences and judged on the other, which has other words and other shapes. It is compared with two kinds of
+rules: fixed offsets, which use positions alone, and rules that use the classes of words (noun, verb), which
+the grammar provides and the model does not. The verdict rests on the best of all rules; that rule is chosen
+on the judged half itself, which favours it. Clark 2019, "What Does BERT Look At?", compares with offsets, and
+uses a treebank.
 
 Letters: L layers, H heads in the largest of them, W words of a sentence.
 """
@@ -70,7 +72,8 @@ class Role:
         found: every rule is beaten by 0.15 and more, and by more than chance; of pronouns, the head moves
             with the pronoun, too.
         share: of the cases in which the head's heaviest word is the related one; low, high: its 95% interval.
-        rules: a rule in words -> its share on the same cases.
+        rules: a rule in words -> its share on the same cases: the best fixed offset, and the rules that use
+            classes of words.
         by_distance: words between the two, and one -> (share, cases).
         moves: the share of pairs, alike but for he and she, in which both are right; None: no such pairs.
         heads: all heads that are found for it, the best of the first half first: (layer, head, share).
@@ -96,8 +99,18 @@ class Role:
 
     @property
     def offset(self) -> str:
-        """The best of the fixed offsets."""
+        """The best of the fixed offsets, which need no classes of words."""
         return next(rule for rule in self.rules if rule.endswith(OFFSET))
+
+    @property
+    def class_rule(self) -> str:
+        """The best of the rules that use classes of words, such as the nearest verb."""
+        return max((rule for rule in self.rules if rule != self.offset), key=self.rules.__getitem__)
+
+    @property
+    def beats_offset(self) -> bool:
+        """True if the head beats the best fixed offset by 0.15 or more, whatever the other rules do."""
+        return self.share - self.rules[self.offset] >= MARGIN
 
     @property
     def margin(self) -> float:
@@ -106,14 +119,14 @@ class Role:
 
     @property
     def verdict(self) -> str:
-        """What was found, in words."""
+        """What was found, in words, and the rule that the verdict rests on."""
         best = self.rules[self.rule]
         if self.found:
             return "found"
-        if best == 1:
-            return f"not found: {rule_in_words(self.rule)} is always right"
-        if self.margin < MARGIN:
-            return f"not found: {rule_in_words(self.rule)} is right in {best:.0%} of cases"
+        if best == 1 or self.margin < MARGIN:
+            right = "always right" if best == 1 else f"right in {best:.0%} of cases"
+            offset = f"; the best fixed offset is right in {self.rules[self.offset]:.0%}"
+            return f"not found: {rule_in_words(self.rule)} is {right}{offset * (self.rule != self.offset)}"
         if self.moves is not None and self.moves < MOVES:
             return (
                 f"not found: the head is right in both sentences of {self.moves:.0%} of the pairs that "
@@ -200,6 +213,8 @@ class Roles(Mapping[str, Role]):
     def table(self) -> ShownTable:
         """Return a table with a row per relation: head, share and interval, cases, rules, verdict.
 
+        The rules are the best fixed offset and the best rule that uses classes of words.
+
         Raises:
             PackageMissing: rich is not installed.
         """
@@ -238,9 +253,12 @@ class Roles(Mapping[str, Role]):
         rows = [
             {column: getattr(role, column) for column in columns}
             | {"rule": role.rule, "rule_share": role.rules[role.rule], "margin": role.margin}
+            | {"offset": role.offset, "offset_share": role.rules[role.offset]}
+            | {"class_rule": role.class_rule, "class_rule_share": role.rules[role.class_rule]}
             for role in self.values()
         ]
-        named = [*columns, "rule", "rule_share", "margin"]  # the columns of an empty table, too
+        rules = ("rule", "rule_share", "margin", "offset", "offset_share", "class_rule", "class_rule_share")
+        named = [*columns, *rules]  # the columns of an empty table, too
         return pandas.DataFrame(rows, columns=named).set_index("name")
 
     # As text

@@ -78,11 +78,12 @@ def roles(
 
     For each relation, the head is chosen on one half of the sentences and tested on the other half, which has
     other words and sentence shapes. It is compared with rules that need no model: the best fixed offset, and
-    the nearest, the first and the last word of the related word's class (such as nouns). A role is found if
-    the head beats every rule by at least 0.15 and the difference is statistically significant. A head attends
-    to the word with its largest weight; special tokens, punctuation and the word itself are left out. A model
-    that puts no weight on later tokens is treated as causal: it is tested only on relations to earlier words,
-    and each sentence is preceded by a start token, or by "Well" if the tokenizer has none.
+    the nearest, the first and the last word of the related word's class (such as nouns). The grammar tells
+    these rules the classes of words, which a head must find by itself; the results show both kinds. A role is
+    found if the head beats every rule by at least 0.15 and the difference is statistically significant. A
+    head attends to the word with its largest weight; special tokens, punctuation and the word itself are left
+    out. A model that puts no weight on later tokens is treated as causal: it is tested only on relations to
+    earlier words, and each sentence is preceded by a start token, or by "Well" if the tokenizer has none.
 
     Args:
         model: any model that reads a single text (not an encoder-decoder) and works with `headwise.watch`. It

@@ -211,6 +211,8 @@ class Preset:
 
     name, title: as it is typed, and as it is written.
     layers: how many such layers; of an encoder with a decoder, the encoder's.
+    decoder_layers: those of the decoder, if there is an encoder as well. Each has two attention layers of the
+        same sizes: a causal one, and one that attends to the encoder's output (cross-attention).
     note: what of the real model is not in this layer.
     written: rope, relative_bias and qk_norm as they are written; created on use.
     The others are arguments of `MultiHeadAttention`.
@@ -234,6 +236,12 @@ class Preset:
     alibi: bool = False
     gate: str | None = None
     note: str = ""
+    decoder_layers: int = 0
+
+    @property
+    def attention_layers(self) -> int:
+        """All attention layers: the encoder's or decoder's, and two for each layer of a second stack."""
+        return self.layers + 2 * self.decoder_layers
 
     @property
     def rope(self) -> Rope | None:
@@ -256,7 +264,7 @@ class Preset:
     @property
     def options(self) -> dict[str, Any]:
         """The arguments of `MultiHeadAttention`, each by its name."""
-        about = ("name", "title", "layers", "note")
+        about = ("name", "title", "layers", "decoder_layers", "note")
         return {name: getattr(self, name) for name in ORDER if name not in about}
 
     @property
@@ -270,9 +278,9 @@ class Preset:
 
 WRITTEN_OPTIONS = ("rope", "relative_bias", "qk_norm")
 ORDER = (
-    "name", "title", "layers", "d_model", "num_heads", "num_kv_heads", "head_dim", "bias", "out_bias",
-    "causal", "window", "scale", "softcap", "sinks", "rope", "alibi", "relative_bias", "qk_norm", "gate",
-    "note",
+    "name", "title", "layers", "decoder_layers", "d_model", "num_heads", "num_kv_heads", "head_dim", "bias",
+    "out_bias", "causal", "window", "scale", "softcap", "sinks", "rope", "alibi", "relative_bias", "qk_norm",
+    "gate", "note",
 )  # fmt: skip
 
 
@@ -280,8 +288,14 @@ def _plain(value: Any) -> Any:
     return value.data if isinstance(value, Written) else value
 
 
-WITH_DECODER = "the encoder's layers; its decoder has {0} causal ones and {0} that attend to the encoder"
-T5_BIAS = "all layers share the first one's bias; the decoder's buckets are one-way"
+WITH_DECODER = (
+    "an encoder layer; {0} attention layers are in the encoder, and in the decoder {0} causal ones and {0} "
+    "that attend to the encoder's output"
+)
+T5_BIAS = (
+    "the self-attention layers of a stack share the first one's bias; the decoder's buckets are one-way; "
+    "cross-attention has no bias"
+)
 EVERY_OTHER = "one of the layers that see everything; every other one has a window of {}"
 
 
@@ -289,11 +303,17 @@ def _decoder(name: str, title: str, layers: int, width: int, heads: int, **optio
     return _preset(name, title, layers, width, heads, causal=True, **options)
 
 
+def _translator(name: str, title: str, layers: int, width: int, heads: int) -> Preset:
+    """Return an encoder-decoder of 2017, with as many layers in each stack."""
+    note = WITH_DECODER.format(layers)
+    return _preset(name, title, layers, width, heads, bias=False, decoder_layers=layers, note=note)
+
+
 def _t5(name: str, title: str, layers: int, width: int, heads: int, head_dim: int) -> Preset:
     note = f"{WITH_DECODER.format(layers)}; {T5_BIAS}"
     return _preset(
         name, title, layers, width, heads, head_dim=head_dim, bias=False, scale=1.0,
-        relative_bias=_written("Buckets"), note=note,
+        relative_bias=_written("Buckets"), decoder_layers=layers, note=note,
     )  # fmt: skip
 
 
@@ -317,8 +337,8 @@ YARN_OF_GPT_OSS = _written("Yarn", factor=32.0, original_length=4096, truncate=F
 # fmt: off
 PRESETS = {preset.name: preset for preset in (
     # name, title, layers, d_model, num_heads
-    Preset("transformer-base", "Transformer base", 6, 512, 8, bias=False, note=WITH_DECODER.format(6)),
-    Preset("transformer-big", "Transformer big", 6, 1024, 16, bias=False, note=WITH_DECODER.format(6)),
+    _translator("transformer-base", "Transformer base", 6, 512, 8),
+    _translator("transformer-big", "Transformer big", 6, 1024, 16),
     Preset("bert-base", "BERT-Base", 12, 768, 12),
     Preset("bert-large", "BERT-Large", 24, 1024, 16),
     Preset("roberta-base", "RoBERTa-Base", 12, 768, 12),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ArgumentError, nearest
 from ..heads.collection import Heads
 from ..heads.layer import LABELS, MIXED, Head
-from ..heads.roles import MARGIN, OFFSET, Role, Roles
+from ..heads.roles import MARGIN, Role, Roles
 from .colour_maps import weight_colours
 from .heads_tables import HeadsTable, add_place
 from .heatmaps import OF_LABEL
@@ -66,6 +66,10 @@ ROW = 0.235  # inches of a relation
 LINE_WIDTH = 80  # characters
 LONGEST = 5  # of a head's name that has its place in the line: 25.14
 NOT_FOUND = "not found: "  # another column says this
+BOTH_RULES = (
+    "offset: the best fixed offset. rule: the best rule that uses classes of words (nearest before, after or "
+    "on either side, first, last); the grammar provides the classes. A role must beat both."
+)
 RULES = {"before": "before", "after": "after", "the first": "first", "the last": "last"}
 
 
@@ -334,7 +338,7 @@ def as_lines(roles: Roles) -> Iterator[str]:
     """Yield the table as plain lines of at most 80 characters.
 
     In three parts: found; not found; not found, since a rule is always right. The last column is the best
-    rule that goes by classes: the nearest word of the related one's class (before, after, or on either
+    rule that uses classes of words: the nearest word of the related one's class (before, after, or on either
     side), the first of all, the last.
     """
     read = f"{roles.sentences} sentences"
@@ -357,6 +361,9 @@ def as_lines(roles: Roles) -> Iterator[str]:
             yield f"{'relation':{names}} {'head':>{LONGEST}} share {'95%':9} cases offset rule"
             for name, role in some.items():
                 yield from _role_lines(plain(name), role, names)
+    if roles:
+        yield ""
+        yield from textwrap.wrap(BOTH_RULES, LINE_WIDTH)
     if roles.unasked:
         yield ""
         by_reason: dict[str, list[str]] = {}
@@ -371,7 +378,7 @@ def as_lines(roles: Roles) -> Iterator[str]:
 def _role_lines(name: str, role: Role, names: int) -> Iterator[str]:
     head = f"{role.layer}.{role.head}"
     fits = len(head) <= LONGEST
-    rule, best = _by_class(role)
+    rule, best = _short(role.class_rule), role.rules[role.class_rule]
     offset = role.rules[role.offset]
     numbers = f"{role.share:5.2f} {role.low:.2f}-{role.high:.2f} {role.cases:5d} {offset:6.2f}"
     yield f"{name:{names}} {head if fits else '':>{LONGEST}} {numbers} {best:.2f} {rule}"
@@ -380,12 +387,10 @@ def _role_lines(name: str, role: Role, names: int) -> Iterator[str]:
         yield from textwrap.wrap(where, LINE_WIDTH, initial_indent="  ")
 
 
-def _by_class(role: Role) -> tuple[str, float]:
-    """Return the best rule about classes of words, in one word, and its share."""
-    others = {rule: share for rule, share in role.rules.items() if not rule.endswith(OFFSET)}
-    best = max(others, key=others.__getitem__)
-    short = (word for part, word in RULES.items() if best.startswith(part) or best.endswith(part))
-    return next(short, "near"), others[best]
+def _short(rule: str) -> str:
+    """Return a rule that uses classes of words, in one word."""
+    short = (word for part, word in RULES.items() if rule.startswith(part) or rule.endswith(part))
+    return next(short, "near")
 
 
 def roles_table(roles: Roles) -> HeadsTable:
@@ -397,16 +402,18 @@ def roles_table(roles: Roles) -> HeadsTable:
     table.add("95%", rank=1)
     table.add("cases", rank=3)
     table.add("best\noffset", rank=2)
+    table.add("class\nrule", rank=2)
     table.add("found")
     table.add("why", "why", rank=4, least=0, easy=24)
     for name, role in roles.items():
-        rule, best = _by_class(role)
-        detail = f"best rule: {rule} {best:.2f}" if role.found else role.verdict.removeprefix(NOT_FOUND)
+        classes = f"best class rule: {_short(role.class_rule)}"
+        detail = classes if role.found else role.verdict.removeprefix(NOT_FOUND).partition("; ")[0]
         table.add_row(
             as_text(name), as_text(f"{role.layer}.{role.head}"), f"{role.share:.2f}",
             f"{role.low:.2f}-{role.high:.2f}", str(role.cases), f"{role.rules[role.offset]:.2f}",
+            f"{role.rules[role.class_rule]:.2f}",
             as_text("yes" if role.found else "no"), as_text(detail), style="bold" if role.found else "",
         )  # fmt: skip
     for name, reason in roles.unasked.items():
-        table.add_row(as_text(name), "", "", "", "", "", "", as_text(f"not measured, {reason}"))
+        table.add_row(as_text(name), *[""] * 7, as_text(f"not measured, {reason}"))
     return HeadsTable(table)

@@ -232,7 +232,7 @@ COLUMNS = {  # header -> rank: 0 is always there, of the others the smaller stay
     "KV\nheads": 2,
     "d_k": 1,
     "parameters\na layer": 3,
-    "layers": 5,
+    "attention\nlayers": 5,
     "in all\nlayers": 6,
     "KV cache\na token": 4,
 }
@@ -242,8 +242,10 @@ COLUMNS = {  # header -> rank: 0 is always there, of the others the smaller stay
 class Figures:
     """What a preset's layer has, counted; and what all its layers have together.
 
-    parameters: without a bias that all layers share, which counts once in all_parameters.
-    cache_bytes: keys and values of one token in all layers, in bfloat16; None in encoders, which keep none.
+    parameters: of a layer, without a bias that layers share, which counts once per stack in all_parameters.
+    attention_layers: in an encoder-decoder those of the encoder, and two in each layer of the decoder.
+    cache_bytes: keys and values of one generated token in all layers, in bfloat16; None in encoders, which
+        store none. A decoder with cross-attention stores as much again for each token of the source.
     """
 
     d_model: int
@@ -251,7 +253,7 @@ class Figures:
     num_kv_heads: int
     head_dim: int
     parameters: int
-    layers: int
+    attention_layers: int
     all_parameters: int
     cache_bytes: int | None
 
@@ -274,19 +276,21 @@ def figures(preset: Preset) -> Figures:
         norm = preset.written["qk_norm"].data
         channels = s.query_width + s.key_width if norm["whole"] else 2 * s.head_dim
         parameters += channels * (2 if norm["kind"] == "layer" else 1)  # with a bias
-    shared = 0  # by all layers
+    shared = 0  # by the self-attention layers of a stack
     if "relative_bias" in preset.written:
-        shared = preset.written["relative_bias"].data["count"] * s.num_heads
-    cached = BF16_BYTES * preset.layers * s.num_kv_heads * (s.head_dim + s.value_dim)
+        stacks = 2 if preset.decoder_layers else 1
+        shared = stacks * preset.written["relative_bias"].data["count"] * s.num_heads
+    generating = preset.decoder_layers or (preset.layers if preset.causal else 0)
+    cached = BF16_BYTES * generating * s.num_kv_heads * (s.head_dim + s.value_dim)
     return Figures(
         s.d_model,
         s.num_heads,
         s.num_kv_heads,
         s.head_dim,
         parameters,
-        preset.layers,
-        preset.layers * parameters + shared,
-        cached if preset.causal else None,
+        preset.attention_layers,
+        preset.attention_layers * parameters + shared,
+        cached or None,
     )
 
 
@@ -315,7 +319,7 @@ def _sizes(preset: Preset) -> Sizes:
 
 
 def presets_table(presets: Iterable[Preset]) -> Table:
-    """Return a table with a row per preset. Counts are of attention layers only."""
+    """Return a table with a row per preset. Counts are of attention layers only, of all stacks."""
     table = empty_table(elsewhere="--json")
     table.add("name", least=0)
     for header, rank in COLUMNS.items():
@@ -329,7 +333,7 @@ def presets_table(presets: Iterable[Preset]) -> Table:
             str(numbers.num_kv_heads),
             str(numbers.head_dim),
             count(numbers.parameters),
-            str(numbers.layers),
+            str(numbers.attention_layers),
             count(numbers.all_parameters),
             "-" if numbers.cache_bytes is None else readable(numbers.cache_bytes),
         )
