@@ -12,7 +12,8 @@ import wabt from "wabt";
 const here = dirname(fileURLToPath(import.meta.url));
 const packaged = join(here, "../src/headwise/show/page");
 const out = resolve(process.argv[2] ?? packaged);
-const PAGES = ["heads", "explain"];
+const PAGES = ["heads", "explain", "slides"];
+const NOTICES = { slides: ["reveal.js"] }; // packages whose licence asks for its text in every copy
 
 /** Kernels in WebAssembly's text format, as bytes. */
 const kernels = {
@@ -29,6 +30,14 @@ const kernels = {
   },
 };
 
+/** A package's name, version and licence, as a comment. */
+async function notice(name) {
+  const folder = join(here, "node_modules", name);
+  const { version } = JSON.parse(await readFile(join(folder, "package.json"), "utf-8"));
+  const licence = (await readFile(join(folder, "LICENSE"), "utf-8")).trim();
+  return `/*! This file contains ${name} ${version}, under the MIT licence:\n\n${licence}\n*/`;
+}
+
 await mkdir(out, { recursive: true });
 for (const name of await readdir(out)) {
   // Pages that are no more go; somebody's own files stay.
@@ -36,6 +45,7 @@ for (const name of await readdir(out)) {
   await rm(join(out, name), { recursive: true });
 }
 for (const page of PAGES) {
+  const notices = await Promise.all((NOTICES[page] ?? []).map(notice));
   const options = {
     bundle: true,
     minify: true,
@@ -50,6 +60,7 @@ for (const page of PAGES) {
     outfile: join(out, `${page}.js`),
     format: "iife",
     plugins: [kernels],
+    banner: { js: notices.join("") },
   });
   await build({
     ...options,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
 
 from headwise.course.lesson import LEVELS, Question, computed, deck, lessons, read_questions
+from headwise.course.rendering import Shown
 from headwise.errors import ArgumentError
 
 OWN = tuple(question for question in deck() if question.check)
@@ -66,7 +69,7 @@ def test_the_files_have_their_questions_and_the_lessons_theirs() -> None:
         "medium": 16,
         "hard": 12,
     }
-    assert {question.lesson for question in deck()} == set(range(1, 18))
+    assert {question.lesson for question in deck()} == set(range(18))
 
 
 def test_level_and_lesson_choose() -> None:
@@ -82,7 +85,7 @@ def test_level_and_lesson_choose() -> None:
 def test_what_there_is_not_is_refused_by_name() -> None:
     with pytest.raises(ArgumentError, match="level must be one of easy, medium, hard: got 'simple'"):
         deck("simple")
-    with pytest.raises(ArgumentError, match="lesson must be 1 to 17: got 18"):
+    with pytest.raises(ArgumentError, match="lesson must be 0 to 17: got 18"):
         deck(lesson=18)
 
 
@@ -106,6 +109,39 @@ def test_a_check_gives_what_it_prints_and_leaves_random_numbers_alone() -> None:
     assert computed(Question("?", "", "easy", 1)) == ""
     with pytest.raises(AssertionError):
         computed(Question("?", "", "easy", 1, "assert 2 + 2 == 5"))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_page_has_every_question_of_a_level_with_its_answer_folded(level: str) -> None:
+    pytest.importorskip("mkdocs")
+    pages = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "course_pages.py"))
+    questions = [question for question in OWN if question.level == level]
+    page = pages["as_questions"](level, {question.text: "printed\n" for question in questions})
+    assert f"\n{len(questions)} of {len(OWN)} interview questions: " in page
+    visible = [line for line in page.splitlines() if line and not line.startswith("    ")]
+    assert [line.partition(". ")[2] for line in visible if re.match(r"## \d", line)] == [
+        question.text for question in questions
+    ]
+    assert visible.count('??? question "Answer"') == len(questions)
+    folded = [line.removeprefix("    ") for line in page.splitlines()]
+    for question in questions:
+        assert not set(question.answer.splitlines()) & set(visible) - {""}
+        assert set(question.answer.splitlines()) | set(question.check.splitlines()) <= set(folded)
+    links = re.findall(r"\]\((\d\d_\w+)\.md", page)
+    assert set(links) <= {f"{lesson.number:02}_{lesson.name}" for lesson in lessons()}
+    assert len(links) == len(deck(level))
+
+
+def test_a_page_of_a_lesson_shows_its_live_page_and_folds_its_answers() -> None:
+    pytest.importorskip("mkdocs")
+    pages = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "course_pages.py"))
+    chosen = lessons()[0]
+    code = [index for index, cell in enumerate(chosen.cells) if cell.kind == "code"]
+    page = pages["as_page"](chosen, dict.fromkeys(code, Shown("printed")))
+    (at,) = (index for index, cell in enumerate(chosen.cells) if cell.kind == "page")
+    address = f"00_attention-{at}.html#layer=5&amp;head=2&amp;token=11"
+    assert page.count(f'<iframe class="live" src="{address}"') == 1 and 'loading="lazy"' in page
+    assert "## Exercise" not in page and page.count("??? question") == 2
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
-"""Every figure that a lesson quotes from a study equals the study's result.
+"""Every figure that a lesson or an article quotes from a study equals the study's result.
 
-`course_figures.json` lists the figures. Each entry has the lesson, the figure, the words around it, the file
-of studies/results, the path of keys in that file, and how the numbers at its end are rounded and summarised.
+`course_figures.json` lists the figures. Each entry has the lesson (or the page of docs/learn), the figure,
+the words around it, the file of studies/results, the path of keys in that file, and how the numbers at its
+end are rounded and summarised.
 In a path, {"heads": 4} selects the items of a list that have this value, {"heads": [1, 2]} those with 1, then
 those with 2. A result that is a text must contain the figure.
 """
@@ -17,11 +18,18 @@ from statistics import fmean, stdev
 from typing import Any
 
 import pytest
+import torch
+from studies.claim_measures import PROSE
 from studies.head_counts_table import LOSS, by_heads, counts_of, difference
+from torch.nn.functional import cross_entropy
 
+import headwise as hw
 from headwise.course.lesson import Lesson, read_lesson
+from headwise.course.rendering import run_lesson
+from headwise.nn.presets import PRESETS
 
 ROOT = Path(__file__).parents[2]
+ARTICLES = ROOT / "docs" / "learn"
 LESSONS, RESULTS = ROOT / "src" / "headwise" / "course" / "lessons", ROOT / "studies" / "results"
 FIGURES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "course_figures.json").read_text("utf-8"))
 LESSONS_WITH_FIGURES = sorted({entry["lesson"] for entry in FIGURES})
@@ -35,6 +43,7 @@ SUMMARIES: dict[str, Callable[[list[Any], int], str]] = {
     "mean": lambda numbers, digits: f"{fmean(numbers):,.{digits}f}",
     "deviation": lambda numbers, digits: f"{stdev(numbers):.{digits}f}",
     "mean ± deviation": lambda numbers, digits: f"{fmean(numbers):.{digits}f} ± {stdev(numbers):.{digits}f}",
+    "count": lambda numbers, digits: f"{len(numbers)}",
     "rise without one head": lambda numbers, digits: f"{_rise(numbers):.{digits}f}",
 }
 
@@ -45,7 +54,12 @@ def read_lesson_file(name: str) -> Lesson:
 
 
 def text_of(name: str, *kinds: str) -> str:
-    """Return the texts of a lesson's cells of these kinds, with single spaces instead of line breaks."""
+    """Return the texts of a lesson's cells of these kinds, with single spaces instead of line breaks.
+
+    Of an article it is the whole text, which counts as Markdown.
+    """
+    if name.endswith(".md"):
+        return " ".join((ARTICLES / name).read_text("utf-8").split()) if "markdown" in kinds else ""
     cells = [cell for cell in read_lesson_file(name).cells if cell.kind in kinds]
     return " ".join(" ".join(f"{cell.about} {cell.text}" for cell in cells).split())
 
@@ -103,6 +117,87 @@ def test_every_decimal_number_of_a_text_has_a_source(name: str) -> None:
         assert has_number(number, listed) or has_number(number, code) or re.fullmatch(heads, number), number
 
 
+@cache
+def printed_by(name: str) -> str:
+    return "\n".join(shown.printed for shown in run_lesson(read_lesson_file(name)).values())
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("00_attention.py", r"\d+%|\d+\.\d+"),
+        ("01_dot_product.py", r"\d+\.\d+"),
+    ],  # a 90% quantile is no result
+)
+def test_every_number_of_a_text_is_printed_by_its_lesson(name: str, form: str) -> None:
+    pytest.importorskip("matplotlib")
+    text = re.sub(r"[Hh]ead \d\.\d", "", text_of(name, "markdown", "question"))
+    numbers = re.findall(form, text)
+    assert len(numbers) >= 5
+    assert [number for number in numbers if not has_number(number, printed_by(name))] == []
+
+
+def test_the_text_without_code_quotes_lesson_0() -> None:
+    pytest.importorskip("matplotlib")
+    page = (ROOT / "docs" / "learn" / "without_code.md").read_text("utf-8")
+    paragraph = next(text for text in page.split("\n\n") if "([lesson 0](00_attention.md))" in text)
+    assert re.findall(r"\d+%", paragraph) == ["78%", "92%", "2%"]
+    assert all(has_number(number, printed_by("00_attention.py")) for number in ("78%", "92%", "2%"))
+
+
+def labels_of(model: str) -> dict[str, int]:
+    """Return the number of heads by label on the passage of the claims."""
+    rows = {row["about"]: row for row in result(f"claims_{model}.json")["claims"]}
+    note = rows["every head has a pattern that can be named"]["note"]
+    return {name: int(count) for name, count in (part.rsplit(" ", 1) for part in note.split(", "))}
+
+
+def test_the_text_without_code_counts_labels_as_the_claims_do() -> None:
+    page = text_of("without_code.md", "markdown")
+    counts = [labels_of(model) for model in ("minilm", "smollm2", "mini")]
+    resting = [labels.get("sink", 0) + labels.get("special-token", 0) for labels in counts]
+    broad = [labels["broad"] for labels in counts]
+    named = [sum(n.values()) - n["mixed"] - r - b for n, r, b in zip(counts, resting, broad, strict=True)]
+    assert "{} of 72 heads in MiniLM, {} of 270 in SmolLM2 and {} of 56 in mini".format(*named) in page
+    assert "to special tokens ({}, {} and {}) or almost".format(*resting) in page
+    assert "almost evenly to all ({}, {} and {})".format(*broad) in page
+    assert f"{labels_of('mini')['sink']} of mini's heads on that passage" in page
+
+
+@torch.no_grad()
+def test_the_text_without_code_says_what_two_texts_lose_without_head_3_4() -> None:
+    model, tokenizer, _ = hw.models.load("mini")
+    single, passage = (
+        tokenizer(text, return_tensors="pt")["input_ids"]
+        for text in ("The captain read the letter. Then the captain read the", PROSE)
+    )
+    shares, errors = [], []
+    for off in ([], [(3, 4)]):
+        with hw.ablate(model, off):
+            shares.append(f"{model(single)[0, -1].softmax(-1)[single[0, 5]]:.1%}")
+            errors.append(f"{cross_entropy(model(passage)[0, :-1], passage[0, 1:]):.2f}")
+    page = text_of("without_code.md", "markdown")
+    assert f"a probability of {shares[0]}; without that head, with {shares[1]}" in page
+    assert f"rises only from {errors[0]} to {errors[1]} without head 3.4" in page
+
+
+def test_the_text_without_code_quotes_lesson_17() -> None:
+    pytest.importorskip("matplotlib")
+    page, printed = text_of("without_code.md", "markdown"), printed_by("17_cost_of_a_head.py")
+    for figure in ("10,240", "53,248", "13%", "71%", "0.9%"):
+        assert has_number(figure, page) and has_number(figure, printed)
+
+
+def test_the_article_quotes_lesson_0_and_the_presets() -> None:
+    pytest.importorskip("matplotlib")
+    page = text_of("why_many_heads.md", "markdown")
+    shares = re.findall(r"\d+%", page)
+    assert len(shares) == 5 and all(has_number(share, printed_by("00_attention.py")) for share in shares)
+    widths = [preset.head_dim or preset.d_model // preset.num_heads for preset in PRESETS.values()]
+    usual = sum(width in (64, 128) for width in widths)
+    assert f"In {usual} of {len(widths)} well-known models a head has 64 or 128 numbers" in page
+
+
 def test_which_head_counts_are_told_apart_is_what_lesson_12_says() -> None:
     """A count is clearly different from 8 heads if the difference by seed exceeds its interval."""
     losses = by_heads(result("head_counts.json"), LOSS)
@@ -119,9 +214,7 @@ def test_which_head_counts_are_told_apart_is_what_lesson_12_says() -> None:
 
 
 def test_sinks_of_smollm2_are_more_than_all_other_labels_as_lesson_13_says() -> None:
-    rows = {row["about"]: row for row in result("claims_smollm2.json")["claims"]}
-    note = rows["every head has a pattern that can be named"]["note"]
-    labels = {name: int(count) for name, count in (part.rsplit(" ", 1) for part in note.split(", "))}
+    labels = labels_of("smollm2")
     assert labels["sink"] > sum(count for name, count in labels.items() if name not in ("sink", "mixed"))
 
 

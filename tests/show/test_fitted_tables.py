@@ -221,7 +221,7 @@ def test_every_number_of_the_presets_is_whole(width: int) -> None:
     numbers = [str(model.d_model) for model in every] + [str(model.num_heads) for model in every]
     if width >= 80:
         assert not left_out(text)
-        numbers += [str(model.layers) for model in every]
+        numbers += [str(model.attention_layers) for model in every]
     assert whole(text, [*numbers, *PRESETS], width)
 
 

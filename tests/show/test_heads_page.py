@@ -292,6 +292,7 @@ def test_every_head_is_told_of_with_its_map_label_and_numbers() -> None:
     (role,) = opened.data["sources"][0]["roles"]["0.1"]
     assert role["share"] == 0.9 and (role["low"], role["high"]) == (0.8, 0.95)
     assert role["sentence"] == "attends from a verb to its <s>object</s>"
+    assert (role["rule_share"], role["offset"], role["offset_share"]) == (0.5, "the next word", 0.2)
     assert of(heads).data["sources"][0]["roles"] is None
 
 

@@ -94,9 +94,11 @@ def a_page(
         for each in readings
     ]  # fmt: skip
     role = {"name": "verb > object", "share": 0.75, "low": 0.6, "high": 0.85, "cases": 101,
-            "rule": "+1 words", "rule_share": 0.5, "sentence": "finds the object of a verb"}  # fmt: skip
+            "rule": "+1 words", "rule_share": 0.5, "offset": "+1 words", "offset_share": 0.5,
+            "sentence": "finds the object of a verb"}  # fmt: skip
     always = role | {"share": 1.0, "low": 0.964, "high": 1.0, "rule_share": 0.0}
     nearly = role | {"share": 0.998, "low": None, "high": None, "rule_share": 0.002}
+    nearly |= {"rule": "the nearest verb", "offset": "the next word", "offset_share": 0.001}
     source = {
         "title": "mini", "roles": {"0.1": [role], "0.2": [always, nearly]}, "readings": held,
         "layers": [{"name": "layer 2", "path": "layers.2", "kind": kind, "num_heads": count}],
@@ -212,7 +214,8 @@ def test_title_label_role_and_statistics_stand_above_with_their_sentences(page: 
         "[...document.querySelectorAll('.roles li')].map(item => item.textContent)"
     )
     assert "in 100% of 101 cases (95% interval 96–100%);" in always and "is right in 0% of them." in always
-    assert "in >99% of 101 cases;" in nearly and "is right in <1% of them." in nearly
+    assert "in >99% of 101 cases;" in nearly and "“the nearest verb”, is right in <1% of them, and" in nearly
+    assert "the best fixed offset, “the next word”, in <1%." in nearly and "offset" not in always
 
 
 def test_pointing_at_a_cell_tells_its_number_and_its_row(page: Page) -> None:

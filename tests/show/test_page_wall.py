@@ -50,7 +50,8 @@ def page_data(layers: int, heads: int, tokens: int) -> tuple[dict[str, Any], Blo
         for text, words in enumerate((NASTY, "a long text " * 99))
     ]
     role = {"name": "verb > object", "share": 0.8, "low": 0.7, "high": 0.9, "cases": 101}
-    role |= {"rule": "+1 words", "rule_share": 0.4, "sentence": "finds what a verb is done to"}
+    role |= {"rule": "+1 words", "rule_share": 0.4, "offset": "+1 words", "offset_share": 0.4}
+    role |= {"sentence": "finds what a verb is done to"}
     named = [
         {"name": f"layer {n}", "path": f"blocks.{n}.attn", "kind": "self", "num_heads": heads}
         for n in range(layers)

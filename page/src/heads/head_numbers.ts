@@ -49,7 +49,8 @@ export function rolesList(roles: RoleData[] | null): HTMLElement | null {
         "span",
         { class: "quiet" },
         ` of ${counted(role.cases)} cases${interval(role)};` +
-          ` the best simple rule, “${role.rule}”, is right in ${percents(role.rule_share)} of them.`,
+          ` the best simple rule, “${role.rule}”, is right in ${percents(role.rule_share)} of them` +
+          `${role.rule === role.offset ? "" : `, and the best fixed offset, “${role.offset}”, in ${percents(role.offset_share)}`}.`,
       ),
     ),
   );

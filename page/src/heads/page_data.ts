@@ -54,8 +54,10 @@ export interface RoleData {
   low: number | null; // of the 95% interval; null: of a head that was found beside the best, not measured
   high: number | null;
   cases: number;
-  rule: string; // the best of those that need no model
+  rule: string; // the best of those that need no model; it may use classes of words
   rule_share: number;
+  offset: string; // the best fixed offset
+  offset_share: number;
   sentence: string;
 }
 

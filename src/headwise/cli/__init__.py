@@ -45,8 +45,8 @@ def application() -> typer.Typer:
     with needed("typer", "the headwise command needs typer"):
         import typer
     from .check_verb import check, explain
-    from .learn_verbs import learn
     from .serve_verb import serve
+    from .teach_verbs import learn
     from .verbs import doctor, look, presets, start, survey
 
     verbs = (

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..course.lesson import computed, deck, lesson, lessons
-from ..course.study import FOLDER, Study
+from ..course.lesson import HINTS, computed, deck, hint_title, lesson, lessons
+from ..course.study import FOLDER, VARIABLE, Study, default_folder
 from ..errors import ArgumentError, HeadwiseError
 from .check_verb import saves, template_of_checks
 from .terminal import console_of, option, progress_line
@@ -20,18 +20,13 @@ if TYPE_CHECKING:
     from ..course.lesson import Question
     from ..course.rendering import Shown
     from ..course.study import Outcome, Task
-    from ..examiner.marking.template import Template
 
 learn = typer.Typer(name="learn", rich_markup_mode=None, invoke_without_command=True)
 
-Folder = Annotated[
-    Path,
-    typer.Option(
-        "--folder",
-        envvar="HEADWISE_COURSE",
-        help="Folder of your exercises and progress.",
-        show_default=True,
-    ),
+FOLDER_HELP = f"Folder of your exercises and progress; by default {FOLDER}, also from inside it."
+Folder = Annotated[Path | None, typer.Option("--folder", help=FOLDER_HELP, show_default=False)]
+FolderOrVariable = Annotated[
+    Path | None, typer.Option("--folder", envvar=VARIABLE, help=FOLDER_HELP, show_default=False)
 ]
 Number = Annotated[int, typer.Argument(metavar="N", help="The number of the lesson.")]
 Which = Annotated[
@@ -46,54 +41,79 @@ Trust = Annotated[bool, typer.Option("--trust", help="Run the file even without 
 
 
 @learn.callback()
-def overview(context: typer.Context, folder: Folder = Path(FOLDER)) -> None:
+def overview(context: typer.Context, folder: FolderOrVariable = None) -> None:
     """Learn multi-head attention, lesson by lesson.
 
-    Without a command: list the lessons and your progress.
+    Without a command: list the lessons, where you are, and what is next.
 
-    Read a lesson with `read N`, or as a notebook with `notebook N`. `start N` writes its exercise into your
-    folder, `check` examines your code, `hint` helps, and `solution` shows ours once yours is right. Your
+    Read a lesson with `read N`, or as a notebook with `notebook N`. `start` writes the next exercise into
+    your folder, `check` examines your code, `hint` helps, and `solution` shows ours once yours is right. Your
     files are never overwritten.
 
     Example: headwise learn start 1
     """
     if context.invoked_subcommand is not None:
-        context.default_map = {
-            context.invoked_subcommand: {"folder": folder}
-        }  # accepts --folder before the command
+        # accepts --folder before the command, too
+        context.default_map = {} if folder is None else {context.invoked_subcommand: {"folder": folder}}
         return
     from rich.table import Table
 
     from ..course.exercises import PLANTS
 
-    study = Study(folder)
+    study = _study(folder)
     console = console_of("learn")
+    following = study.following()
     table = Table("", "", "lesson", "idea", "min", box=None, header_style="dim", pad_edge=False)
     for entry in lessons():
         done = study.progress.exercises.get(entry.file_name)
         mark = "✓" if done is not None and done.solved else "…" if done is not None else " "
-        table.add_row(_fitting(console, mark), str(entry.number), entry.title, entry.idea, str(entry.minutes))
+        is_current = following is not None and following.which == str(entry.number)
+        table.add_row(
+            _fitting(console, mark), str(entry.number), entry.title, entry.idea, str(entry.minutes),
+            style="bold" if is_current else None,
+        )  # fmt: skip
     console.print(table)
-    solved = sum(study.progress.solved(entry.file_name) for entry in lessons())
+    exercises = [entry.file_name for entry in lessons() if entry.has_exercise]
+    solved = sum(map(study.progress.solved, exercises))
     repaired = sum(
         done.solved for name, done in study.progress.exercises.items() if name.startswith("repair")
     )
     console.print()
-    _say(
-        console,
-        f"{solved} of {len(lessons())} exercises solved, {repaired} of {len(PLANTS)} repairs. "
-        + _next(study, study.next_lesson()),
-    )
+    _say(console, f"{solved} of {len(exercises)} exercises solved, {repaired} of {len(PLANTS)} repairs.")
+    for line in _position(study, following):
+        _say(console, line, "bold")
+
+
+def _study(folder: Path | None) -> Study:
+    return Study(default_folder() if folder is None else folder)
+
+
+def _position(study: Study, task: Task | None) -> list[str]:
+    """Return where the learner is and what is next, in two lines."""
+    if task is None:
+        return ["You have solved all exercises.", _next(study, None)]
+    if not study.progress.exercises:
+        first = lessons()[0].number
+        return [
+            "You have not started yet.",
+            f"Next: headwise learn read {first}; the first exercise: {study.command(task.start_command)}",
+        ]
+    if not task.path.exists():
+        return [f"You are at {task.title}, not started yet.", _next(study, task)]
+    tries = study.progress.of(task.key).tries
+    state = f"{tries} {'check' if tries == 1 else 'checks'}, not solved yet" if tries else "not checked yet"
+    return [f"You are at {task.title} ({task.path}): {state}.", _next(study, task)]
 
 
 def _next(study: Study, task: Task | None) -> str:
     if task is None:
-        return "All exercises are solved. Next: headwise learn quiz, questions as in job interviews."
-    if not task.which.isdigit():
-        return f"Next: headwise learn repair{_in_folder(study)}"
-    verb = "check" if task.path.exists() else "start"
-    read = f" (read the lesson first: headwise learn read {task.which})" if verb == "start" else ""
-    return f"Next: headwise learn {verb} {task.which}{_in_folder(study)}{read}"
+        return f"Next: {study.command('quiz')}, questions as in job interviews."
+    if task.path.exists():
+        has_hints = not task.is_repair or study.progress.of(task.key).tries
+        stuck = f" (a hint: {study.command(f'hint {task.which}')})" if has_hints else ""
+        return f"Next: {study.command(f'check {task.which}')}{stuck}"
+    read = "" if task.is_repair else f" (read the lesson first: headwise learn read {task.which})"
+    return f"Next: {study.command(task.start_command)}{read}"
 
 
 @learn.command()
@@ -105,6 +125,7 @@ def read(
 
     Example: headwise learn read 3
     """
+    from ..course.rendering import page_note
 
     chosen = lesson(number)
     outputs = {}
@@ -121,8 +142,10 @@ def read(
             _markdown(console, cell.text)
         elif cell.kind == "code":
             _code(console, cell.text, outputs.get(index))
+        elif cell.kind == "page":
+            _markdown(console, page_note(cell))
         elif cell.kind == "exercise":
-            _say(console, f"Exercise: headwise learn start {number}")
+            _say(console, f"Exercise: headwise learn start {number}, hints: headwise learn hint {number}")
         elif cell.kind == "question":
             _markdown(console, f"**Question.** {cell.about}")
     console.print()
@@ -148,7 +171,7 @@ def _code(console: Console, code: str, shown: Shown | None) -> None:
 
 
 @learn.command()
-def notebook(number: Number, folder: Folder = Path(FOLDER)) -> None:
+def notebook(number: Number, folder: Folder = None) -> None:
     """Write a lesson into your folder as a notebook for Jupyter or Colab.
 
     Example: headwise learn notebook 3
@@ -156,8 +179,11 @@ def notebook(number: Number, folder: Folder = Path(FOLDER)) -> None:
     from ..course.rendering import notebook as to_notebook
 
     chosen = lesson(number)
-    path = folder / f"{chosen.number:02}_{chosen.name}.ipynb"
-    _echo_written(path, Study(folder).write_new(path, to_notebook(chosen)))
+    study = _study(folder)
+    path = study.folder / f"{chosen.number:02}_{chosen.name}.ipynb"
+    is_new = study.write_new(path, to_notebook(chosen))
+    study.progress.save()  # marks the folder, for commands from inside it
+    _echo_written(path, is_new)
 
 
 def _echo_written(path: Path, is_new: bool) -> None:
@@ -165,13 +191,35 @@ def _echo_written(path: Path, is_new: bool) -> None:
 
 
 @learn.command()
-def start(number: Number, folder: Folder = Path(FOLDER)) -> None:
+def start(
+    number: Annotated[
+        int | None,
+        typer.Argument(
+            metavar="N",
+            help="Number of the lesson; by default the next exercise that is not solved.",
+            show_default=False,
+        ),
+    ] = None,
+    folder: Folder = None,
+) -> None:
     """Write the exercise of a lesson into your folder.
 
     Example: headwise learn start 3
     """
-    study = Study(folder)
-    _begin(study, study.task(str(number)))
+    study = _study(folder)
+    if number is not None:
+        _begin(study, study.task(str(number)))
+        return
+    task = study.following()
+    if task is None:
+        typer.echo(f"All exercises are solved. {_next(study, None)}")
+    elif not task.path.exists():
+        _begin(study, task)
+    else:
+        typer.echo(f"{task.title} is started and not solved yet: {task.path}")
+        typer.echo(_next(study, task))
+        if task.is_repair and (following := study.next_lesson()) is not None:
+            typer.echo(f"Or a lesson: {study.command(following.start_command)}")
 
 
 @learn.command()
@@ -184,21 +232,25 @@ def repair(
             show_default=False,
         ),
     ] = None,
-    folder: Folder = Path(FOLDER),
+    folder: Folder = None,
 ) -> None:
     """Write code with one mistake into your folder: find it and repair it.
 
     Example: headwise learn repair
     """
-    study = Study(folder)
+    study = _study(folder)
     _begin(study, study.next_repair() if number is None else study.task(f"repair {number}"))
 
 
 def _begin(study: Study, task: Task) -> None:
     _echo_written(task.path, study.start(task))
     name = task.exercise.name
-    goal = f"Write {name}" if task.exercise.kind == "write" else f"{name} has one mistake: find and repair it"
-    typer.echo(f"{task.title}. {goal}. Then: headwise learn check {task.which}{_in_folder(study)}")
+    goal = f"{name} has one mistake: find and repair it" if task.is_repair else f"Write {name}"
+    typer.echo(f"{task.title}. {goal}. Then: {study.command(f'check {task.which}')}")
+    if not task.is_repair:
+        typer.echo(
+            f"The lesson: headwise learn read {task.which}. A hint: {study.command(f'hint {task.which}')}"
+        )
 
 
 @learn.command()
@@ -206,7 +258,7 @@ def check(
     which: Which = None,
     watch: Annotated[bool, typer.Option("--watch", help="Check again whenever the file is saved.")] = False,
     answer: Annotated[bool, typer.Option("--answer", help="Name the mistake instead of hints.")] = False,
-    folder: Folder = Path(FOLDER),
+    folder: Folder = None,
     trust: Trust = False,
 ) -> None:
     """Check your code. Exit code 0: right; 1: not right yet.
@@ -215,30 +267,58 @@ def check(
 
     Example: headwise learn check 3 --watch
     """
-    study = Study(folder)
+    study = _study(folder)
     task = study.task(which)
     console = console_of("learn")
 
-    def attempt(template: Template | None) -> Outcome:
+    def attempt() -> Outcome:
         with progress_line(f"Checking {task.path}"):
-            return study.check(task, template, trust)
+            outcome = study.check(task, template, trust)
+        _show(console, study, task, outcome, _last_hint(study, task, outcome, answer))
+        if task.exercise.hints and not (outcome.ok or _is_named(outcome)):
+            _say(console, f"A hint: {study.command(f'hint {task.which}')}")
+        return outcome
 
     with template_of_checks() as template:
         if not watch:
-            outcome = attempt(template)
-            _show(console, study, task, outcome, _last_hint(study, task, outcome, answer))
-            raise typer.Exit(0 if outcome.ok else 1)
-        for _ in saves(task.path):
-            console.clear()
-            try:
-                outcome = attempt(template)
-            except HeadwiseError as mistake:  # the next save may repair this, too
-                typer.echo(f"headwise: {mistake}", err=True)
-                continue
-            _show(console, study, task, outcome, _last_hint(study, task, outcome, answer))
+            outcome = attempt()
             if outcome.ok:
+                _offer(console, study, study.after(task))
+            raise typer.Exit(0 if outcome.ok else 1)
+        while True:
+            for _ in saves(task.path):
+                console.clear()
+                try:
+                    outcome = attempt()
+                except HeadwiseError as mistake:  # the next save may repair this, too
+                    typer.echo(f"headwise: {mistake}", err=True)
+                    continue
+                if outcome.ok:
+                    break
+                _say(console, f"Save {task.path} to check it again; Ctrl-C stops.")
+            following = study.after(task)
+            if not _offer(console, study, following) or following is None:
                 raise typer.Exit(0)
-            _say(console, f"Save {task.path} to check it again; Ctrl-C stops.")
+            task = following
+
+
+def _offer(console: Console, study: Study, task: Task | None) -> bool:
+    """Offer the next exercise and return True if it was started. It asks only in a terminal."""
+    if task is None or not _is_interactive():
+        _say(console, _next(study, task))
+        return False
+    name = task.title.partition(":")[0].lower()
+    reply = _entered(f"{'Continue' if task.path.exists() else 'Start'} {name} now? [Y/n] ")
+    if reply not in ("", "y", "yes"):
+        _say(console, _next(study, task))
+        return False
+    _begin(study, task)
+    return True
+
+
+def _is_interactive() -> bool:
+    """Return True if a question can be asked: input and output are a terminal."""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
 
 
 def _last_hint(study: Study, task: Task, outcome: Outcome, answer: bool) -> int | None:
@@ -249,7 +329,6 @@ def _show(console: Console, study: Study, task: Task, outcome: Outcome, hint: in
     """Print the outcome of a check; `hint` is the number of the last hint to show, None for the answer."""
     from ..examiner.report_formats import print_to
 
-    arguments = f"{task.which}{_in_folder(study)}"
     if outcome.unwritten:
         _say(console, f"{task.title}: still to be written:")
         for part in outcome.unwritten:
@@ -259,41 +338,75 @@ def _show(console: Console, study: Study, task: Task, outcome: Outcome, hint: in
     elif outcome.ok:
         assert outcome.report is not None
         _say(console, f"✓ {outcome.report.summary}. Well done!")
-        _say(
-            console,
-            f"{task.title} is solved. Our solution: headwise learn solution {arguments}",
-        )
-        _say(console, _next(study, study.after(task)))
+        _say(console, f"{task.title} is solved. Our solution: {study.command(f'solution {task.which}')}")
     elif outcome.differences:
         _say(console, f"{task.exercise.name} is correct, but it does not do what this exercise asks for:")
         for difference in outcome.differences:
             _say(console, f"  {difference}")
     else:
         assert outcome.report is not None
-        has_hints = bool(outcome.report.faults)  # exceptions and unnamed mistakes have no hints
+        has_hints = _is_named(outcome)
         print_to(console, outcome.report, hint if has_hints else None)
         if has_hints and hint is not None:
             console.print()
-            more = "headwise learn hint" if hint < 3 else "the answer: headwise learn check --answer"
-            _say(console, f"More help: {more} {arguments}")
+            answer = study.command(f"check --answer {task.which}")
+            more = study.command(f"hint {task.which}") if hint < 3 else f"the answer: {answer}"
+            _say(console, f"More help: {more}")
 
 
-def _in_folder(study: Study) -> str:
-    """Return the --folder option for a command, "" for the default folder."""
-    return "" if study.folder == Path(FOLDER) else f" --folder {study.folder}"
+def _is_named(outcome: Outcome) -> bool:
+    """Return True if the mistake has a name, and so hints; exceptions have none."""
+    return not outcome.ok and outcome.report is not None and bool(outcome.report.faults)
 
 
 @learn.command()
-def hint(which: Which = None, folder: Folder = Path(FOLDER), trust: Trust = False) -> None:
+def hint(which: Which = None, folder: Folder = None, trust: Trust = False) -> None:
     """Give the next hint, up to three. Each says more than the one before.
+
+    Before you write, and while parts are missing: the idea, the formula, the shape of the code. Once your
+    code has a mistake that has a name, the hints are about that mistake.
 
     Example: headwise learn hint 3
     """
-    study = Study(folder)
+    study = _study(folder)
     task = study.task(which)
+    console = console_of("learn")
+    if task.is_repair and not study.progress.of(task.key).tries:
+        mistake = f"{task.exercise.name} has one mistake"
+        _say(console, f"{task.title}: {mistake}. Hints begin after the first check.")
+        if not task.path.exists():
+            _say(console, f"Write it into your folder: {study.command(task.start_command)}")
+        _say(console, f"Then: {study.command(f'check {task.which}')}")
+        return
+    if not task.is_repair and study.is_unwritten(task):
+        _written_hint(console, study, task)
+        return
     with template_of_checks() as template, progress_line(f"Checking {task.path}"):
         outcome = study.check(task, template, trust, counts=False)
-    _show(console_of("learn"), study, task, outcome, study.hint(task))
+    is_named = _is_named(outcome)
+    _show(console, study, task, outcome, study.hint(task) if is_named else None)
+    if outcome.ok:
+        _say(console, _next(study, study.after(task)))
+    elif not is_named and task.exercise.hints:
+        console.print()
+        _written_hint(console, study, task)
+
+
+def _written_hint(console: Console, study: Study, task: Task) -> None:
+    """Print the next hint of the lesson, and what to do then."""
+    names = study.written_hint(task)
+    for name in names:
+        _markdown(console, f"**{task.title}. {hint_title(name)}**")
+        console.print()
+        _markdown(console, task.exercise.hints[[*HINTS].index(name)])
+        console.print()
+    verb = f"check {task.which}" if task.path.exists() else task.start_command
+    _say(console, f"Then: {study.command(verb)}")
+    if names[-1] != [*HINTS][-1]:
+        _say(console, f"More help: {study.command(f'hint {task.which}')}")
+    else:
+        give_up = study.command(f"solution --give-up {task.which}")
+        _say(console, f"More help: headwise learn read {task.which}, or our solution: {give_up}")
 
 
 @learn.command()
@@ -302,29 +415,29 @@ def solution(
     give_up: Annotated[
         bool, typer.Option("--give-up", help="Show it although your code is not right yet.")
     ] = False,
-    folder: Folder = Path(FOLDER),
+    folder: Folder = None,
 ) -> None:
     """Show our solution, once your code is right.
 
     Example: headwise learn solution 3
     """
-    study = Study(folder)
+    study = _study(folder)
     task = study.task(which)
     if not give_up and not study.progress.solved(task.key):
         raise ArgumentError(
             f"exercise must be solved before its solution is shown: {task.which} is not solved; use "
-            f"headwise learn hint {task.which}, or add --give-up"
+            f"{study.command(f'hint {task.which}')}, or add --give-up"
         )
     typer.echo(task.exercise.solution, nl=False)
 
 
 @learn.command()
-def reset(which: Which = None, folder: Folder = Path(FOLDER)) -> None:
+def reset(which: Which = None, folder: Folder = None) -> None:
     """Start an exercise again. Your file is renamed, not deleted.
 
     Example: headwise learn reset 3
     """
-    study = Study(folder)
+    study = _study(folder)
     task = study.task(which)
     moved_to = study.reset(task)
     if moved_to is not None:
@@ -337,7 +450,7 @@ def quiz(
     level: Annotated[str | None, option(help="easy, medium or hard; by default all.")] = None,
     lesson: Annotated[int | None, option(help="Only questions of this lesson.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Also ask questions that you knew.")] = False,
-    folder: Folder = Path(FOLDER),
+    folder: Folder = None,
 ) -> None:
     """Ask questions as in job interviews.
 
@@ -346,7 +459,7 @@ def quiz(
 
     Example: headwise learn quiz --level easy
     """
-    study = Study(folder)
+    study = _study(folder)
     questions = [
         question
         for question in deck(level, lesson)
@@ -372,6 +485,31 @@ def quiz(
         study.progress.save()
     console.print()
     _say(console, f"You knew {correct} of {answered}.")
+
+
+@learn.command("help")
+def show_help(
+    context: typer.Context,
+    verb: Annotated[
+        str | None, typer.Argument(metavar="COMMAND", help="A command of the list.", show_default=False)
+    ] = None,
+) -> None:
+    """Show this help, or the help of a command.
+
+    Example: headwise learn help hint
+    """
+    group = context.parent
+    assert group is not None
+    if verb is None:
+        typer.echo(group.get_help())
+        return
+    commands = getattr(group.command, "commands", {})
+    if verb not in commands:
+        raise ArgumentError(
+            f"COMMAND must be a command of learn: got {verb!r}; choose from {', '.join(commands)}"
+        )
+    command = commands[verb]
+    typer.echo(command.get_help(command.context_class(command, info_name=verb, parent=group)))
 
 
 def _answer(console: Console, question: Question) -> None:
@@ -402,10 +540,10 @@ def _markdown(console: Console, text: str) -> None:
     console.print(Markdown(plain_formulas(text)))
 
 
-def _say(console: Console, text: str) -> None:
+def _say(console: Console, text: str, style: str = "") -> None:
     from rich.text import Text
 
-    console.print(Text(_fitting(console, text)))
+    console.print(Text(_fitting(console, text), style=style))
 
 
 def _fitting(console: Console, text: str) -> str:

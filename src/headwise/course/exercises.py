@@ -26,6 +26,7 @@ class Exercise:
     start: str
     solution: str
     without: tuple[str, ...] = ()  # functions that the learner's code must not call
+    hints: tuple[str, ...] = ()  # in Markdown, in the order of HINTS; a repair has none
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,13 @@ def exercise_of(lesson: Lesson) -> Exercise:
     exercise = next((cell for cell in lesson.cells if cell.kind == "exercise"), None)
     if exercise is None:
         raise ArgumentError(
-            f"lesson must have an exercise: lesson {lesson.number} has none; try headwise learn repair"
+            f"lesson must have an exercise: lesson {lesson.number} has none; "
+            f"try headwise learn read {lesson.number}"
         )
     solution = next((cell.text for cell in lesson.cells if cell.kind == "solution"), "")
-    return Exercise("write", exercise.about, f"{exercise.text}\n", f"{solution}\n", lesson.without)
+    return Exercise(
+        "write", exercise.about, f"{exercise.text}\n", f"{solution}\n", lesson.without, lesson.hints
+    )
 
 
 def repair_of(fault: str) -> Exercise:

@@ -10,16 +10,22 @@
     \"\"\"
     # %% [markdown]
     # Text in Markdown, as comments.
+    # %% slide: A head is a lookup     optional: a slide for the text above and the code below (slides.py)
+    # - Its points, in Markdown.
+    # %% page: The cat sat#layer=5    a live page of mini: its text, and the view that it opens
     # %%
     q = torch.randn(5, 8)            code; its output and plots are shown
     # %% exercise: attend
     def attend(q, k, v): ...         what the learner starts from
+    # %% hint: idea
+    # The first hint, in Markdown; then `# %% hint: formula` and `# %% hint: code`.
     # %% solution
     def attend(q, k, v): ...         the solution
     # %% question: Why is ..?
     # The answer, in Markdown.
 
-The file runs from top to bottom. The pages, notebooks and exercises are generated from it.
+The file runs from top to bottom. The pages, notebooks and exercises are generated from it. A lesson may have
+no exercise.
 
 The deck has the questions of interview/easy.py, medium.py and hard.py, and those of the lessons.
 
@@ -42,9 +48,10 @@ from typing import Any, Literal, get_args
 
 from ..errors import ArgumentError
 
-Kind = Literal["markdown", "code", "exercise", "solution", "question"]
-_HEAD = re.compile(r"^# %%(?: \[(markdown)\]| (exercise|solution|question)(?:: (.+))?)?$")
-READERS = ("product manager", "junior", "data scientist")
+Kind = Literal["markdown", "slide", "code", "page", "exercise", "hint", "solution", "question"]
+_HEAD = re.compile(r"^# %%(?: \[(markdown)\]| (slide|page|exercise|hint|solution|question)(?:: (.+))?)?$")
+HINTS = {"idea": "the idea", "formula": "the formula", "code": "the shape of the code"}  # in this order
+READERS = ("beginner", "product manager", "junior", "data scientist")
 Level = Literal["easy", "medium", "hard"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 _QUESTION = re.compile(r"\[(\d+)\] (.+\?)")
@@ -52,7 +59,7 @@ _QUESTION = re.compile(r"\[(\d+)\] (.+\?)")
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell; `about` is the text after the colon of its head: a name to check, or a question."""
+    """A cell; `about` is the text after the colon of its head: a name, a question, a key of HINTS."""
 
     kind: Kind
     text: str
@@ -89,6 +96,16 @@ class Lesson:
         """The file name of the exercise in the learner's folder."""
         return f"{self.number:02}_{self.name}.py"
 
+    @property
+    def has_exercise(self) -> bool:
+        """True if the lesson has an exercise."""
+        return any(cell.kind == "exercise" for cell in self.cells)
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """The hints for the exercise, in the order of HINTS; none if the lesson has no exercise."""
+        return tuple(cell.text for cell in self.cells if cell.kind == "hint")
+
 
 def read_lesson(file_name: str, text: str) -> Lesson:
     """Return the lesson of a file's text."""
@@ -103,6 +120,11 @@ def read_lesson(file_name: str, text: str) -> Lesson:
         )
     if fields["level"] not in READERS:
         raise ArgumentError(f"lesson {file_name} must have a level: got {fields['level']!r}; use {READERS}")
+    hints = [cell.about for cell in cells if cell.kind == "hint"]
+    if hints and hints != [*HINTS]:
+        raise ArgumentError(
+            f"lesson {file_name} must have the hints {', '.join(HINTS)}: got {hints}; use these"
+        )
     return Lesson(
         int(number),
         name,
@@ -134,13 +156,18 @@ def _cell(file_name: str, text: str) -> Cell:
             f"lesson {file_name} must have cells of a known kind: got {head!r}; see course/lesson.py"
         )
     kind: Kind = match[1] or match[2] or "code"  # type: ignore[assignment]
-    if kind in ("markdown", "question"):
+    if kind in ("markdown", "slide", "hint", "question"):
         lines = body.rstrip().splitlines()
         bare = [line for line in lines if line and not line.startswith("#")]
         if bare:
             raise ArgumentError(f"lesson {file_name} must have text in comments only: got {bare[0]!r}; add #")
         body = "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)
     return Cell(kind, body.strip("\n"), match[3] or "")
+
+
+def hint_title(name: str) -> str:
+    """Return the title of a hint, by its key of HINTS: "Hint 2 of 3: the formula"."""
+    return f"Hint {[*HINTS].index(name) + 1} of {len(HINTS)}: {HINTS[name]}"
 
 
 @cache
@@ -153,9 +180,10 @@ def lessons() -> tuple[Lesson, ...]:
 
 def lesson(number: int) -> Lesson:
     """Return the lesson of this number."""
-    if number not in range(1, len(lessons()) + 1):
-        raise ArgumentError(f"lesson must be 1 to {len(lessons())}: got {number}; see headwise learn")
-    return lessons()[number - 1]
+    by_number = {entry.number: entry for entry in lessons()}
+    if number not in by_number:
+        raise ArgumentError(f"lesson must be 0 to {max(by_number)}: got {number}; see headwise learn")
+    return by_number[number]
 
 
 # Interview questions

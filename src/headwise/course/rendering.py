@@ -7,13 +7,14 @@ import contextlib
 import io
 import json
 import re
+import textwrap
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import needed
-from .lesson import Cell, Lesson
+from ..errors import INSTALLATION, needed
+from .lesson import Cell, Lesson, hint_title
 
-__all__ = ["FORMULA", "Shown", "notebook", "plain_formulas", "run_lesson"]
+__all__ = ["FORMULA", "Shown", "notebook", "page_note", "plain_formulas", "run_lesson"]
 
 
 @dataclass
@@ -24,8 +25,11 @@ class Shown:
     pictures: list[bytes] = field(default_factory=list)
 
 
-def run_lesson(lesson: Lesson) -> dict[int, Shown]:
-    """Run the code and the solution of a lesson. Return what each cell shows, by the index of the cell."""
+def run_lesson(lesson: Lesson, dpi: int = 110) -> dict[int, Shown]:
+    """Run the code and the solution of a lesson. Return what each cell shows, by the index of the cell.
+
+    `dpi` is the resolution of its pictures.
+    """
     with needed("matplotlib", "the pictures of a lesson need matplotlib"):
         import matplotlib
 
@@ -52,7 +56,7 @@ def run_lesson(lesson: Lesson) -> dict[int, Shown]:
             figures += [value] if isinstance(value, Figure) and value not in figures else []
             for figure in figures:
                 picture = io.BytesIO()
-                figure.savefig(picture, format="png", dpi=110, bbox_inches="tight")
+                figure.savefig(picture, format="png", dpi=dpi, bbox_inches="tight")
                 shown.pictures.append(picture.getvalue())
             pyplot.close("all")
     finally:
@@ -79,16 +83,19 @@ def _is_picture(value: object) -> bool:
 
 # Notebooks
 
-FIRST_CELL = """# Installs headwise if it is missing, for example on Colab.
+_INSTALLATION_LINES = "\n".join(f"        {line + ' '!r}" for line in textwrap.wrap(INSTALLATION, 80))
+FIRST_CELL = f"""# The lesson needs headwise, installed for the Python of this notebook.
 import importlib.util
 
 if importlib.util.find_spec("headwise") is None:
-    %pip install --quiet "headwise[cli,viz]"
+    raise ModuleNotFoundError(
+{_INSTALLATION_LINES}
+    )
 %matplotlib inline"""
 
 
 def notebook(lesson: Lesson) -> str:
-    """Return the lesson as the JSON of a notebook, with the solution and the answers folded."""
+    """Return the lesson as the JSON of a notebook, with the hints, the solution and the answers folded."""
     cells = [
         _markdown(f"# {lesson.number}. {lesson.title}\n\n*{lesson.idea[0].upper()}{lesson.idea[1:]}.*"),
         _code(FIRST_CELL),
@@ -114,8 +121,12 @@ def notebook(lesson: Lesson) -> str:
 def _notebook_cells(cell: Cell) -> list[dict[str, Any]]:
     if cell.kind == "markdown":
         return [_markdown(cell.text)]
+    if cell.kind == "slide":
+        return []
     if cell.kind == "code":
         return [_code(cell.text)]
+    if cell.kind == "page":
+        return [_markdown(page_note(cell))]
     if cell.kind == "exercise":
         check = f"import headwise as hw\n\nhw.check({cell.about})"
         return [_markdown("## Exercise"), _code(cell.text), _code(check)]
@@ -125,7 +136,22 @@ def _notebook_cells(cell: Cell) -> list[dict[str, Any]]:
             _markdown("The next cell has the solution. It is folded."),
             _code(f"# @title Solution\n{cell.text}", folded),
         ]
-    return [_markdown(f"**{cell.about}**\n\n<details><summary>Answer</summary>\n\n{cell.text}\n\n</details>")]
+    if cell.kind == "hint":
+        return [_markdown(_folded(hint_title(cell.about), cell.text))]
+    return [_markdown(f"**{cell.about}**\n\n{_folded('Answer', cell.text)}")]
+
+
+def page_note(cell: Cell) -> str:
+    """Return how to open the live page of a cell, in Markdown."""
+    text, _, view = cell.about.partition("#")
+    return (
+        f"The same head on a live page: `headwise look {json.dumps(text)} --html heads.html` writes a file. "
+        f"Open it in a browser, as `heads.html#{view}`."
+    )
+
+
+def _folded(title: str, text: str) -> str:
+    return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
 
 
 def _markdown(text: str) -> dict[str, Any]:
@@ -151,13 +177,16 @@ _SIGNS = {
     r"\rightarrow": "→", r"\quad": " ", r"\,": " ", r"\;": " ", r"\!": "", r"\left": "", r"\right": "",
     r"\log": "log", r"\exp": "exp", r"\max": "max", r"\min": "min", r"\ne": "≠", r"\neq": "≠", r"\odot": "⊙",
     r"\qquad": "  ", r"\leftarrow": "←", r"\partial": "∂", r"\circ": "∘", r"\ln": "ln ", r"\cos": "cos ",
-    r"\mathbb{R}": "ℝ", r"\{": "{", r"\}": "}", r"\%": "%",
+    r"\{": "{", r"\}": "}", r"\%": "%", r"\|": "‖",
 }  # fmt: skip
 FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\\$\w])\$(?=\S)([^$\n]+?)(?<=\S)\$", re.DOTALL)
 
 
 def plain_formulas(text: str) -> str:
-    r"""Write the formulas of a Markdown text in Unicode, `\sqrt{d_k}` as √d_k. Code is left unchanged."""
+    r"""Write the formulas of a Markdown text in Unicode, `\sqrt{d_k}` as √d_k. Code is left unchanged.
+
+    A command that is not in `_SIGNS` stays as it is, with its backslash: the tests look for it.
+    """
     parts = re.split(r"(```.*?```|`[^`\n]*`)", text, flags=re.DOTALL)
     return "".join(
         part if index % 2 else FORMULA.sub(lambda match: _plain_formula(match[1] or match[2]), part)
@@ -167,7 +196,8 @@ def plain_formulas(text: str) -> str:
 
 def _plain_formula(formula: str) -> str:
     group = "{([^{}]*)}"
-    formula, before = formula.replace("{,}", ","), ""  # thousands
+    formula, before = formula.replace("{,}", ",").replace(r"\mathbb{R}", "ℝ"), ""  # {,}: thousands
+    formula = re.sub(r"\\sqrt +(\w)", r"\\sqrt{\1}", formula)
     while before != formula:  # innermost groups first
         before = formula
         formula = re.sub(rf"\\(?:text|mathrm|mathbf|operatorname|bar|hat){group}", r"\1", formula)
@@ -176,9 +206,7 @@ def _plain_formula(formula: str) -> str:
             rf"\\frac{group}{group}", lambda match: f"{_closed(match[1])} / {_closed(match[2])}", formula
         )
         formula = re.sub(rf"([_^]){group}", lambda match: match[1] + _closed(match[2], r"[^\W_]+"), formula)
-    for sign in sorted(_SIGNS, key=len, reverse=True):
-        formula = formula.replace(sign, _SIGNS[sign])
-    formula = re.sub(r"\\([a-zA-Z]+)", r"\1 ", formula)  # other commands by their names
+    formula = re.sub(r"\\(?:[a-zA-Z]+|.)", lambda match: _SIGNS.get(match[0], match[0]), formula)
     return " ".join(formula.replace("^ᵀ", "ᵀ").replace("*", r"\*").split())
 
 

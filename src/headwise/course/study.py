@@ -10,25 +10,90 @@ import itertools
 import json
 import os
 import re
+import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError
 from ..whole_files import name_once, whole_file
 from .exercises import PLANTS, Exercise, exercise_of, file_text, repair_of
-from .lesson import lesson, lessons
+from .lesson import HINTS, lesson, lessons
 
 if TYPE_CHECKING:
     from ..examiner.marking.template import Template
     from ..examiner.report import Report
     from ..examiner.source.unwritten import Unwritten
 
-__all__ = ["FILE", "FOLDER", "Outcome", "Study", "Task", "read_progress", "static_problem"]
+__all__ = [
+    "FILE",
+    "FOLDER",
+    "VARIABLE",
+    "Outcome",
+    "Study",
+    "Task",
+    "course_folder",
+    "default_folder",
+    "read_progress",
+    "static_problem",
+]
 
 FOLDER = "headwise-course"
-FILE, VERSION = "progress.json", 1
+VARIABLE = "HEADWISE_COURSE"  # of the environment: a folder to use instead
+LEVELS_UP = 3  # a course is also used from folders inside it, up to this depth
+FILE, VERSION = "progress.json", 2  # 2: with the number of written hints
+
+
+# The folder
+
+
+def default_folder() -> Path:
+    """Return the learner's folder if no other is named: that of HEADWISE_COURSE, or `course_folder()`."""
+    named = os.environ.get(VARIABLE)
+    return Path(named) if named else course_folder()
+
+
+def course_folder() -> Path:
+    """Return the folder of the course around here, as a path from the current folder.
+
+    That is the nearest with a file of progress: the current folder, its `headwise-course`, or a folder above,
+    up to three levels. If there is none: `headwise-course`, which need not exist.
+    """
+    try:
+        current = Path.cwd()
+    except OSError:  # it was deleted
+        return Path(FOLDER)
+    for folder in (current, current / FOLDER, *current.parents[:LEVELS_UP]):
+        if _is_course(folder):
+            return Path(os.path.relpath(folder, current))
+    return Path(FOLDER)
+
+
+def _is_course(folder: Path) -> bool:
+    """Return True if the folder has a file of progress that the course wrote."""
+    path = folder / FILE
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except OSError:
+        return False
+    except ValueError:
+        return folder.name == FOLDER  # a damaged file: reading it says so
+    return _is_progress(content)
+
+
+def _is_progress(content: Any) -> bool:
+    """Return True for the content of a file of progress; other programs have files of that name, too."""
+    if not isinstance(content, dict) or type(content.get("version")) is not int:
+        return False
+    if content["version"] > 1:
+        return content.get("course") == "headwise"
+    exercises = content.get("exercises")
+    return (
+        content.keys() == {"version", "current", "exercises", "questions"}
+        and isinstance(exercises, dict)
+        and all(re.fullmatch(r"(\d\d|repair)_\w+\.py", name) for name in exercises)
+    )
 
 
 # Progress
@@ -39,7 +104,8 @@ class Done:
     """The progress of one exercise."""
 
     tries: int = 0
-    hints: int = 0  # the number of the last hint shown
+    hints: int = 0  # the number of the last hint shown for this mistake
+    written: int = 0  # the number of the last hint of the lesson shown
     solved: bool = False
     mistake: str = ""  # of the last try; each mistake starts again at the first hint
 
@@ -64,6 +130,7 @@ class Progress:
     def save(self) -> None:
         """Replace the file of progress as a whole: a killed process leaves the old file."""
         content = {
+            "course": "headwise",
             "version": VERSION,
             "current": self.current,
             "exercises": {name: asdict(done) for name, done in sorted(self.exercises.items())},
@@ -81,7 +148,8 @@ def read_progress(folder: Path) -> Progress:
         content = json.loads(path.read_text("utf-8"))
         if content["version"] > VERSION:
             raise ArgumentError(
-                f"progress must be of version {VERSION}: {path} has {content['version']}; update headwise"
+                f"progress must be of version 1 to {VERSION}: {path} has {content['version']}; "
+                "update headwise"
             )
         exercises = {str(name): Done(**done) for name, done in content["exercises"].items()}
         questions = {str(text): bool(knew) for text, knew in content["questions"].items()}
@@ -116,6 +184,18 @@ class Task:
     def key(self) -> str:
         """The name of the exercise in the file of progress."""
         return self.path.name
+
+    @property
+    def is_repair(self) -> bool:
+        """True if there is a mistake to find and repair."""
+        return self.exercise.kind == "repair"
+
+    @property
+    def start_command(self) -> str:
+        """What writes the exercise into the folder: "start 3", "repair 7"."""
+        if not self.is_repair:
+            return f"start {self.which}"
+        return f"repair {int(self.which.removeprefix('repair_'))}"
 
 
 @dataclass(frozen=True)
@@ -153,8 +233,8 @@ class Study:
             which = self.progress.current
             if not which:
                 raise ArgumentError(
-                    "lesson must be given: no exercise was started yet; run headwise learn start 1, or "
-                    "name a lesson"
+                    "lesson must be given: no exercise was started yet; run "
+                    f"{self.command('start')}, or name a lesson"
                 )
         match = re.fullmatch(r"(?:(repair)[ _]?)?0*(\d+)(?:_\w+)?(?:\.py)?", which.strip())
         if match is None:
@@ -176,16 +256,43 @@ class Study:
 
     def after(self, task: Task) -> Task | None:
         """Return the next unsolved lesson, or repair after a repair; None if all lessons are solved."""
-        if not task.which.isdigit():
+        if task.is_repair:
             return self.next_repair()
         return self.next_lesson(int(task.which)) or self.next_lesson()
 
-    def next_lesson(self, after: int = 0) -> Task | None:
-        """Return the first unsolved lesson with a number above `after`; None if there is none."""
+    def next_lesson(self, after: int = -1) -> Task | None:
+        """Return the first unsolved exercise of the lessons above `after`; None if there is none."""
         for entry in lessons():
-            if entry.number > after and not self.progress.solved(entry.file_name):
+            if entry.has_exercise and entry.number > after and not self.progress.solved(entry.file_name):
                 return self.task(str(entry.number))
         return None
+
+    def current(self) -> Task | None:
+        """Return the exercise last started if it is not solved; None if there is none."""
+        current = self.progress.current
+        if not current or self.progress.solved(current):
+            return None
+        try:
+            return self.task(current)
+        except ArgumentError:  # an exercise of another version of headwise
+            return None
+
+    def following(self) -> Task | None:
+        """Return the exercise to continue with; None if all are solved.
+
+        That is the current exercise, or else the next unsolved one of a lesson.
+        """
+        current = self.current()
+        if current is not None:
+            return current
+        match = re.match(r"\d\d", self.progress.current)
+        after = int(match[0]) if match else -1
+        return self.next_lesson(after) or self.next_lesson()
+
+    def command(self, verb: str) -> str:
+        """Return a command of the course to type, with --folder if it is needed here."""
+        option = "" if self.folder == default_folder() else f" --folder {shlex.quote(str(self.folder))}"
+        return f"headwise learn {verb}{option}"
 
     def start(self, task: Task) -> bool:
         """Write the exercise into the folder, unless its file exists. Return True if it was written."""
@@ -213,7 +320,8 @@ class Study:
         """Check an exercise. If `counts`, add one to the number of its tries."""
         if not task.path.is_file():
             raise ArgumentError(
-                f"exercise must be started: {task.path} does not exist; headwise learn start {task.which}"
+                f"exercise must be started: {task.path} does not exist; "
+                f"run {self.command(task.start_command)}"
             )
         done = self.progress.of(task.key)
         done.tries += counts
@@ -245,8 +353,25 @@ class Study:
             expected = check_file(solution, name, template=template, trust=trust)
         return Outcome([], report, None, tuple(_differences(report, expected)))
 
+    def is_unwritten(self, task: Task) -> bool:
+        """Return True if the exercise has no file yet, or its file still has parts to write."""
+        from ..examiner.source.unwritten import unwritten
+
+        if not task.path.is_file():
+            return True
+        return bool(unwritten(task.path.read_text("utf-8", errors="replace")))
+
+    def written_hint(self, task: Task) -> list[str]:
+        """Return the names of the lesson's hints to show, of HINTS: the next; after the last, all of them."""
+        done = self.progress.of(task.key)
+        names = [*HINTS][done.written : done.written + 1] or [*HINTS]
+        done.written = min(len(HINTS), done.written + 1)
+        self.progress.current = task.key
+        self.progress.save()
+        return names
+
     def hint(self, task: Task, at_least: int | None = None) -> int:
-        """Return the number of the next hint, 3 at most; with `at_least`, of the last one."""
+        """Return the number of the next hint for a mistake, 3 at most; with `at_least`, of the last one."""
         done = self.progress.of(task.key)
         done.hints = min(3, done.hints + 1) if at_least is None else max(done.hints, at_least)
         self.progress.save()

@@ -356,6 +356,8 @@ def _roles(roles: Roles, reading: Reading) -> dict[str, list[dict[str, Any]]]:
                 "cases": role.cases,
                 "rule": plain(rule_in_words(role.rule), 120),
                 "rule_share": rounded(role.rules[role.rule], DIGITS),
+                "offset": plain(rule_in_words(role.offset), 120),
+                "offset_share": rounded(role.rules[role.offset], DIGITS),
                 "sentence": plain(_sentence(name), 400),
             }
             by_head.setdefault(f"{names[layer]}.{head}", []).append(entry)

@@ -287,9 +287,9 @@ assert slopes[0] == 1 / 2 and slopes[-1] == 1 / 256
 # 64 = 576: 57 times less. Each head still has its own keys and values, as linear maps of the shared latent
 # $c$.
 #
-# During generation these keys and values are never computed. The score is $q^\top (W_K c) = (W_K^\top q)^\top
-# c$, so $W_K$ can be applied to the query, and the scores are computed from the latents; in the same way
-# $W_V$ can be applied after the weighted mean. A rotation between $q$ and $W_K$ would differ for each
+# During generation these keys and values are never computed. The score is
+# $q^\top (W_K c) = (W_K^\top q)^\top c$, so $W_K$ can be applied to the query, and the scores are computed from
+# the latents; in the same way $W_V$ can be applied after the weighted mean. A rotation between $q$ and $W_K$ would differ for each
 # distance and make this impossible, so rotary positions have separate channels, shared by all heads. The
 # layer reads its cache like a single key/value head, but its heads have different keys and values.
 

@@ -1,74 +1,109 @@
 """The dot product and its scale.
 
 idea: a dot product measures how well two vectors agree; divided by sqrt(d), its scale does not depend on d
-minutes: 8
+minutes: 10
 level: junior
 repairs: no scale; scale by d_k
 """
 
 # %% [markdown]
-# Attention compares a **query** with several **keys**. All are vectors of the same width $d$. The dot product
-# measures how well a key fits the query:
-#
-# $$q \cdot k = \sum_{i=1}^{d} q_i k_i = |q|\,|k| \cos\theta$$
-#
-# It is large if both vectors point in the same direction, 0 at a right angle, and negative if they point in
-# opposite directions.
+# In lesson 0, head 5.2 of mini compared the **query** of the last "the" with the **keys** of all tokens, and
+# the key of "letter" fitted best. Queries and keys are vectors: a head computes $d$ numbers for each token as
+# its query and $d$ others as its key. In mini $d$ is 32. The cell runs mini again and takes both from head 5.2.
 
 # %%
 import torch
 
-q = torch.tensor([2.0, 1.0])  # [D=2]: the query
-keys = {"along": [1.0, 0.9], "beside": [1.5, -0.5], "across": [-0.8, 1.6], "against": [-1.4, -0.9]}
-k = torch.tensor(list(keys.values()))  # [S=4, D=2]: one key a row
+import headwise as hw
 
-scores = k @ q  # [S]: one dot product for each key
-angles = scores / (q.norm() * k.norm(dim=-1))  # [S]: the cosine
-for name, score, cosine in zip(keys, scores, angles, strict=True):
-    print(f"{name:8} q.k = {score:5.2f}   cosine = {cosine:5.2f}")
-assert abs(scores[2]) < 1e-6  # at a right angle
+model, tokenizer, _ = hw.models.load("mini")
+text = "The captain read the letter. Then the captain read the"
+ids = tokenizer(text, return_tensors="pt")["input_ids"]
+tokens = tokenizer.convert_ids_to_tokens(ids[0].tolist())
+with torch.no_grad(), hw.watch(model, tokenizer=tokenizer, keep=True) as heads:
+    model(ids)
+layer, *_ = heads[5].map.parts()  # the queries and keys of layer 5, [B, H, T, D]
+Q, K = layer.q[0, 2], layer.k[0, 2]  # [T=12, D=32], [S=12, D=32]: head 2, a row for each token
+q, letter = Q[11], K[5]  # [D=32] each
+print("query of the last 'the':", " ".join(f"{x:5.2f}" for x in q[:8].tolist()), "...")
+print("key of 'letter':        ", " ".join(f"{x:5.2f}" for x in letter[:8].tolist()), "...")
 
 # %% [markdown]
-# The colours of the plot are dot products with the query. All points with the same dot product lie on a line
-# at a right angle to the query: the dot product depends only on the component of the key parallel to $q$.
+# The **dot product** measures how well a key fits a query: multiply the two numbers of each channel and add
+# up the products. With two channels, $(2, 1) \cdot (3, -1) = 2 \cdot 3 + 1 \cdot (-1) = 5$. With $d$ channels:
+#
+# $$q \cdot k = \sum_{i=1}^{d} q_i k_i = |q|\,|k| \cos\theta$$
+#
+# On the right, $|q|$ and $|k|$ are the lengths of the vectors and $\theta$ is the angle between them. The dot
+# product is large if both point in the same direction, 0 at a right angle, and negative if they point in
+# opposite directions. We compute it for our query and every key:
+
+# %%
+scores = K @ q  # [S=12]: one dot product for each key
+lengths = K.norm(dim=-1)  # [S]
+cosines = scores / (q.norm() * lengths)  # [S]
+print("key         q.k   length  cosine")
+for token, score, length, cosine in zip(tokens, scores, lengths, cosines, strict=True):
+    print(f"{token:9} {score:5.1f} {length:8.1f} {cosine:7.2f}")
+assert torch.allclose(scores[5], (q * letter).sum())
+assert scores.argmax() == 5 and cosines.argmax() == 5 and scores.argsort()[-2] == 0 and lengths.argmax() == 0
+
+# %% [markdown]
+# "letter" has the largest dot product, 67.1: no other key points so much in the direction of the query (its
+# cosine is 0.81). `<|start|>` comes second with 65.3. "The" has the same cosine, 0.59, but only 37.8, because
+# its key is shorter: if a key is twice as long, its dot product is twice as large. A model can learn to make a
+# key longer so that more queries attend to it.
+#
+# 32 channels cannot be drawn, but two directions can. In the plot, to the right is the direction of the query;
+# upwards is the direction at a right angle to it in which the keys differ most. The colours are dot products
+# with the query. They depend only on the horizontal position: the component of the key parallel to $q$. The
+# numbers in brackets count the tokens, from 0.
 
 # %%
 from matplotlib import pyplot as plt
 
-figure, ax = plt.subplots(figsize=(5.4, 4.4))
-side = torch.linspace(-2.4, 2.4, 97)
-plane = side[None, :] * q[0] + side[:, None] * q[1]  # [97, 97]: q . (x, y) at every point
-colours = ax.contourf(side, side, plane, levels=12, cmap="PuOr_r", vmin=-8, vmax=8)
-ax.contour(side, side, plane, levels=[0], colors="#1f2430", linewidths=1, linestyles="dashed")
-ax.annotate("", xy=q.tolist(), xytext=(0, 0), arrowprops={"arrowstyle": "-|>", "lw": 3, "color": "#1f2430"})
-ax.text(2.0, 1.18, "query", weight="bold", ha="center")
-for (name, (x, y)), score in zip(keys.items(), scores, strict=True):
-    ax.annotate("", xy=(x, y), xytext=(0, 0), arrowprops={"arrowstyle": "-|>", "lw": 1.6, "color": "#6b1d81"})
-    ax.text(x, y + (0.12 if y > 0 else -0.26), f"{name} {score:.1f}", ha="center", color="#1f2430")
-ax.set(
-    title="Four keys, and their dot product with the query",
-    aspect="equal",
-    xlabel="channel 0",
-    ylabel="channel 1",
-)
-figure.colorbar(colours, label="q . k")
+along = scores / q.norm()  # [S]: the component parallel to q
+rest = K - along[:, None] * q / q.norm()  # [S, D]: what is at a right angle to q
+across = rest @ torch.linalg.svd(rest - rest.mean(0)).Vh[0]  # [S]: its direction of largest spread
+across = across * across[0].sign()  # a direction has two signs; `<|start|>` is above
+assert torch.allclose(rest @ q, torch.zeros(12), atol=1e-3)
+
+figure, ax = plt.subplots(figsize=(7.6, 4.2))
+low, high = across.min().item() - 1.6, across.max().item() + 1.6
+ax.contourf([0, 11], [low, high], [[0, 11 * q.norm()]] * 2, levels=12, cmap="Oranges", alpha=0.55)
+style = {"arrowstyle": "-|>", "color": "#1f2430"}
+ax.annotate("", xy=(q.norm().item(), 0), xytext=(0, 0), arrowprops={**style, "lw": 3})
+ax.text(q.norm().item() - 0.1, 0.35, "query", weight="bold", ha="right")
+sides = {
+    5: ("left", 6, -10),
+    7: ("center", 0, 7),
+    8: ("right", -6, -3),
+    9: ("right", -6, 0),
+    11: ("left", 6, -9),
+}
+for place, (x, y, token) in enumerate(zip(along.tolist(), across.tolist(), tokens, strict=True)):
+    ax.annotate("", xy=(x, y), xytext=(0, 0), arrowprops={**style, "color": "#6b1d81", "alpha": 0.5})
+    side, right, up = sides.get(place, ("left", 6, -3))  # so that names do not overlap
+    ax.annotate(f"{token} ({place})", (x, y), (right, up), textcoords="offset points", ha=side)
+ax.set(title="The keys of head 5.2 and its query", xlabel="component parallel to the query")
+ax.set(ylabel="component at a right angle", xlim=(0, 11), ylim=(low, high))
+figure.colorbar(ax.collections[0], label="q . k")
 figure.tight_layout()
 
 # %% [markdown]
-# The length of a key matters, too: if it doubles, the score doubles. A model can learn to make a key longer
-# so that its scores grow.
+# One matrix product computes the dot products of all queries with all keys: entry $(t, s)$ of $QK^\top$ is
+# query $t$ times key $s$. With more axes in front, for example the sequences of a batch (we write `[.., T, D]`),
+# `Q @ K.transpose(-2, -1)` computes one such matrix for each of them; it swaps only the last two axes of `K`.
 #
-# One matrix product computes all dot products: entry $(t, s)$ of $QK^\top$ is query $t$ times key $s$. With
-# more axes in front, for example the sequences of a batch (we write `[.., T, D]`), `Q @ K.transpose(-2, -1)`
-# computes one such matrix for each of them; it swaps only the last two axes of `K`.
+# From its scores a head computes its weights: it divides them by $\sqrt d$, which the rest of this lesson is
+# about, and takes a softmax, which is lesson 2. The last row then has the weights of lesson 0.
 
 # %%
-torch.manual_seed(0)
-Q, K = torch.randn(3, 8), torch.randn(5, 8)  # [T=3, D=8] queries, [S=5, D=8] keys
-scores = Q @ K.T  # [T=3, S=5]
-assert torch.allclose(scores[2, 4], (Q[2] * K[4]).sum(), atol=1e-5)
-assert torch.allclose(Q @ (2 * K).T, 2 * scores, atol=1e-5)
-scores.shape
+scores = Q @ K.T  # [T=12, S=12]
+assert torch.allclose(scores[11, 5], q @ letter) and torch.allclose(Q @ (2 * K).T, 2 * scores)
+weights = (scores[11] / 32**0.5).softmax(dim=-1)  # [S]
+assert torch.allclose(weights, heads[5].map.dense()[0, 2, 11], atol=1e-5)
+print(f"scores {tuple(scores.shape)}; weight of the last 'the' on 'letter': {weights[5]:.0%}")
 
 # %% [markdown]
 # ## The spread grows with the width
@@ -167,6 +202,23 @@ def scaled_scores(q: Tensor, k: Tensor) -> Tensor:
     """q [.., T, D], k [.., S, D] -> [.., T, S]: scores whose spread does not depend on D."""
     raise NotImplementedError  # dot products of every query with every key; then the scale
 
+
+# %% hint: idea
+# A score says how well a key fits a query: it is the dot product of the two. A single matrix product
+# computes the dot products of all queries with all keys. Their spread grows with the width of the vectors,
+# so divide them by a number that depends on the width only.
+
+# %% hint: formula
+# $$\text{scores} = \frac{QK^\top}{\sqrt{D}}$$
+#
+# Entry $(t, s)$ is the dot product of query $t$ and key $s$. $D$ is the width of a query, the length of its
+# last axis.
+
+# %% hint: code
+# 1. Swap the last two axes of the keys: `[.., S, D]` becomes `[.., D, S]`. There may be any number of axes
+#    in front, so count axes from the end.
+# 2. Multiply the queries `[.., T, D]` by the result, with `@`: `[.., T, S]`.
+# 3. Divide by the square root of the width (`** 0.5`) and return the scores.
 
 # %% solution
 """Scaled dot products of queries and keys."""

@@ -152,6 +152,23 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
     raise NotImplementedError  # finite for large numbers too; do not change x itself
 
 
+# %% hint: idea
+# Exponentials make all numbers positive, and a division by their sum makes the sum 1. But exponentials of
+# large numbers overflow. A constant that is added to all scores changes no weight, so first subtract the
+# constant that makes the largest score 0.
+
+# %% hint: formula
+# $$w_s = \frac{e^{x_s - m}}{\sum_r e^{x_r - m}}, \qquad m = \max_r x_r$$
+#
+# The maximum and the sum run along `dim` only: with scores `[T, S]` and `dim=-1`, each row has its own.
+
+# %% hint: code
+# 1. The maximum of `x` along `dim`, with `keepdim=True`: it has length 1 along `dim`, so that it can be
+#    subtracted from `x`.
+# 2. The exponentials of the differences, as a new tensor: the shape of `x`.
+# 3. Their sum along `dim`, with `keepdim=True`.
+# 4. Return the exponentials divided by their sum.
+
 # %% solution
 """Softmax along one axis, for numbers of any size."""
 

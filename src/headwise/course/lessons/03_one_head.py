@@ -17,9 +17,57 @@ repairs: softmax over queries; keys and values swapped
 #
 # $$\text{head}(Q, K, V) = \text{softmax}\left(\frac{QK^\top}{\sqrt{d}}\right) V$$
 #
-# An example: the query is what a guest at a party wants to hear about. The key of every other guest is a
-# topic, the value is what that guest says about it. The result is a mixture of what all guests say, in which
-# guests whose topic fits have the largest weights.
+# The cell below is the party of lesson 0 in numbers. Two guests ask, a music lover and a sports fan. Each of
+# four other guests has a topic as key, and says something of their own, the value.
+
+# %% slide: A head answers even if no key is equal
+# - A Python dictionary returns the value whose key **equals** the query.
+# - In attention a key is almost never equal to the query.
+# - So a head returns a **weighted mean of all values**: the better a key fits, the larger the weight of its
+#   value.
+#
+# $$\text{head}(Q, K, V) = \text{softmax}\left(\frac{QK^\top}{\sqrt{d}}\right) V$$
+#
+# ---
+# Begin with a question: what does a Python dictionary do with a key that it does not have? It raises a
+# KeyError. A
+# head never does: it always returns a mixture.
+#
+# Read the formula from the inside to the outside: scores, weights, mean.
+
+# %% slide: A party: two guests ask, four can answer
+# - **Query**: what a guest wants to hear about.
+# - **Key**: the topic of another guest. **Value**: what that guest says about it.
+#
+# ```
+# topics = {
+#     "jazz": [1.0, 0.0, 0.1],
+#     "blues": [0.9, 0.1, 0.2],
+#     "football": [0.0, 1.0, 0.0],
+#     "chess": [0.1, 0.5, 1.0],
+# }
+# q = torch.tensor([[2.0, 0.0, 0.0], [0.0, 2.0, 0.0]])  # [T=2, D=3]: a music lover, a sports fan
+# ```
+#
+# ---
+# The three numbers of a key are music, sports, and something else. Ask before the next slide: which guest
+# gets the
+# largest weight from the music lover, and which the second largest? (Jazz, then blues.) Does the chess
+# player get 0?
+
+# %% slide: Two lines compute the weights
+# ```
+# scores = q @ k.T / k.shape[-1] ** 0.5  # [T, S]
+# weights = scores.softmax(dim=-1)  # [T, S]: each row sums to 1
+# ```
+#
+# [output]
+#
+# - A row for each query, a column for each key.
+# - The softmax runs over the keys, so each row sums to 1.
+#
+# ---
+# Point at the rows: music lover, sports fan. The columns: jazz, blues, football, chess.
 
 # %%
 import torch
@@ -50,6 +98,17 @@ print("rows sum to", [round(total, 4) for total in weights.sum(-1).tolist()])
 #
 # headwise computes the same. The next cell does so for one head and plots its weights:
 
+# %% slide: No weight is 0, so every key can learn
+# - Even the chess player gets some weight from the music lover.
+# - If a key changes a little, every weight changes a little: the **gradient** shows in which direction to
+#   change the keys.
+# - The same three lines work for a batch and for many heads: `[.., T, D]`.
+#
+# [picture]
+#
+# ---
+# Compare with "take the best key": its gradient is 0 almost everywhere. That is the first question below.
+
 # %%
 import headwise as hw
 
@@ -68,6 +127,22 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """q [.., T, D], k [.., S, D], v [.., S, Dv] -> [.., T, Dv]: for each query a mean of the values."""
     raise NotImplementedError  # scores, weights, output: three lines
 
+
+# %% hint: idea
+# For each query, a head returns a weighted mean of all values. Scores say how well each key fits the query
+# (lesson 1), softmax turns a row of scores into weights (lesson 2), and the weights multiply the values.
+
+# %% hint: formula
+# $$\text{head}(Q, K, V) = \text{softmax}\left(\frac{QK^\top}{\sqrt{D}}\right) V$$
+#
+# The softmax runs over the keys: the weights of a query must sum to 1.
+
+# %% hint: code
+# Three lines:
+#
+# 1. `scores`: queries times transposed keys, divided by the root of the width of a key: `[.., T, S]`.
+# 2. `weights`: the softmax of the scores along the axis of the keys, the last: `[.., T, S]`.
+# 3. Return the weights times the values: `[.., T, S]` times `[.., S, Dv]` is `[.., T, Dv]`.
 
 # %% solution
 """One head of attention."""

@@ -141,6 +141,20 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
     raise NotImplementedError  # two steps; B stays the first axis
 
 
+# %% hint: idea
+# The channels of each token are cut into neighbouring pieces, a piece for each head. So first split only
+# the last axis: no number leaves its token. Then move the axis of the heads before the axis of the tokens.
+# A single view to the final shape would mix tokens.
+
+# %% hint: formula
+# $$\text{out}[b, h, t, d] = x[b, t, h \cdot D + d], \qquad D = E / H$$
+
+# %% hint: code
+# 1. Read `B`, `T` and `E` from the shape of `x`. The width of a head is `E` divided by the number of heads,
+#    as a whole number.
+# 2. A view with four axes in which tokens are still in front of heads: `[B, T, H, D]`.
+# 3. Swap the axes of tokens and heads: `[B, H, T, D]`.
+
 # %% solution
 """Split the vector of each token into heads."""
 

@@ -26,6 +26,49 @@ repairs: no output projection; scale by d_model; split by view
 # which would hide a forgotten bias, so we fill them with random numbers; and inputs `[B, T, E]` need
 # `batch_first=True`.
 
+# %% slide: Four learned matrices complete multi-head attention
+# - Lessons 1 to 4 have built scores, weights, one head, split and merge.
+# - New: three matrices before the heads, and one after them.
+#
+# $$\text{head}_i = \text{softmax}\left(\frac{Q W^Q_i \, (K W^K_i)^\top}{\sqrt{d_k}}\right) V W^V_i$$
+#
+# $$\text{MultiHead}(Q, K, V) = \text{Concat}(\text{head}_1, \dots, \text{head}_H)\, W^O$$
+#
+# ---
+# Cover the second formula and ask: what is still missing, if each head gives its own result?
+
+# %% slide: A token has three roles, so there are three matrices
+# | matrix | what it makes of a token |
+# |---|---|
+# | $W^Q$ | the query: what the token searches for |
+# | $W^K$ | the key: what the token is found by |
+# | $W^V$ | the value: what the token passes on |
+# | $W^O$ | after the heads: mixes their results |
+#
+# - Each channel of each head is a learned combination of **all** channels of the input.
+# - A matrix for each head is the same as one wide matrix whose output is split.
+#
+# ---
+# Without matrices, head 0 could use only the first channels of the input: whatever happens to be there.
+
+# %% slide: We compare with torch, number by number
+# ```
+# B, T, S, E, H = 2, 5, 7, 12, 3  # sequences, queries, keys, width, heads: all different
+# D = E // H  # 4: width of a head
+# reference = torch.nn.MultiheadAttention(E, H, batch_first=True, dtype=torch.float64)
+# torch.nn.init.normal_(reference.in_proj_bias)
+# torch.nn.init.normal_(reference.out_proj.bias)
+# ```
+#
+# - **float64**: rounding errors are far smaller than any mistake.
+# - **All sizes differ**: a swapped axis raises an error.
+# - **Biases are random**: torch starts them at 0, which would hide a forgotten bias.
+#
+# ---
+# This is how to test any reimplementation: same weights, a reference, sizes that all differ. Code for
+# attention with a
+# mistake usually runs, has the right shape, and trains.
+
 # %%
 import torch
 
@@ -48,6 +91,40 @@ expected.shape, expected_weights.shape
 # %% [markdown]
 # The five steps follow. torch stores the weight of a linear layer transposed, hence `.T`. `@` multiplies
 # matrices in the last two axes, for every sequence and every head.
+
+# %% slide: Steps 1 and 2: project, split
+# ```
+#     # 1. project
+#     q = query @ W_q.T + b_q  # [B, T, E]
+#     k = key @ W_k.T + b_k  # [B, S, E]
+#     v = value @ W_v.T + b_v  # [B, S, E]
+#     # 2. split
+#     q = q.view(B, T, H, D).transpose(1, 2)  # [B, H, T, D]
+#     k = k.view(B, S, H, D).transpose(1, 2)  # [B, H, S, D]
+#     v = v.view(B, S, H, D).transpose(1, 2)  # [B, H, S, D]
+# ```
+#
+# - torch stores the weight of a linear layer transposed, hence `.T`.
+#
+# ---
+# Say the shape of every line aloud before you show the next. Lesson 4 shows why the split needs the
+# transpose.
+
+# %% slide: Steps 3 to 5: attend, merge, project
+# ```
+#     # 3. attend, in each head separately
+#     weights = (q @ k.transpose(-2, -1) / D**0.5).softmax(dim=-1)  # [B, H, T, S]
+#     o = weights @ v  # [B, H, T, D]
+#     # 4. merge
+#     merged = o.transpose(1, 2).reshape(B, T, E)  # [B, T, E]
+#     # 5. project
+#     output = merged @ W_o.T + b_o  # [B, T, E]
+# ```
+#
+# [output]
+#
+# ---
+# The difference is 0, or about 1e-16 where another machine adds in another order.
 
 # %%
 with torch.no_grad():
@@ -76,6 +153,13 @@ print(f"output differs from torch's by at most {(output - expected).abs().max():
 # each dot product. The weights are $[B, H, T, S]$: a table for each head. The plot shows those of the first
 # sequence. The matrices are random; lesson 13 shows what trained heads do.
 
+# %% slide: A table of weights for each head
+# - The weights are $[B, H, T, S]$: a row for each query, a column for each key.
+# - The scale is $\sqrt{d_k}$, the width of **one head**: the width of the vectors in each dot product.
+# - The matrices are random here. Lesson 13 shows trained heads.
+#
+# [picture]
+
 # %%
 import headwise as hw
 
@@ -86,6 +170,17 @@ hw.AttentionMap.from_weights(weights).plot(
 # %% [markdown]
 # By default, torch's module returns different weights: `[B, T, S]`, the **mean over heads**. They do not show
 # what each head attends to. `average_attn_weights=False` returns the weights of each head.
+
+# %% slide: torch returns the mean over heads, unless you ask
+# ```
+#     _, mean = reference(query, key, value)
+# ```
+#
+# - By default the weights are `[B, T, S]`: a **mean over heads**, which no head has.
+# - `average_attn_weights=False` returns the weights of each head.
+#
+# ---
+# Whoever plots the default plots no head at all.
 
 # %%
 with torch.no_grad():
@@ -102,6 +197,17 @@ assert mean.shape == (B, T, S) and torch.allclose(mean, weights.mean(dim=1))
 # Each head adds its contribution to all $E$ output channels. To show it, we set one head after the other to
 # zero and measure how much each channel changes.
 
+# %% slide: The last matrix adds up what the heads write
+# - After the merge, each head has its own channels: channels 0 to 3 depend on head 0 alone.
+# - Cut $W^O$ into $H$ pieces of $D$ rows. Then concatenating and multiplying is a **sum over heads**:
+#
+# $$\text{Concat}(\text{head}_1, \dots, \text{head}_H)\, W^O = \sum_{i=1}^{H} \text{head}_i\, W^O_i$$
+#
+# ---
+# To show it, we set one head after the other to zero and measure how much each channel changes. The next
+# slide has
+# the result.
+
 # %%
 pieces = W_o.detach().T.view(H, D, E)  # [H, D, E]: W_o_i, one for each head
 contributions = o @ pieces  # [B, H, T, E]: of each head
@@ -114,6 +220,13 @@ for h in range(H):
     ablated = ablated.transpose(1, 2).reshape(B, T, E)  # [B, T, E]
     before[h] = (ablated - merged).abs().mean((0, 1))
     after[h] = (ablated @ W_o.T + b_o - output).detach().abs().mean((0, 1))
+
+# %% slide: After the last matrix, every head reaches every channel
+# [picture]
+#
+# ---
+# A row is a head that is switched off, a column is a channel. Above: before the last matrix. Below: after
+# it.
 
 # %%
 from matplotlib import pyplot as plt
@@ -136,6 +249,18 @@ figure.tight_layout()
 # $-\infty$ before the softmax, and the weight exactly 0 (lesson 2). In torch's module `True` means the
 # opposite, so we pass `~mask`.
 
+# %% slide: A mask hides keys before the softmax
+# - `True` means: this query may attend to this key.
+# - Where it is False, the score becomes $-\infty$ and the weight exactly 0.
+# - In torch's module `True` means the **opposite**, so we pass `~mask`. A wrong mask raises no error.
+#
+# ```
+#     scores = (q @ k.transpose(-2, -1) / D**0.5).masked_fill(~mask, float("-inf"))  # [B, H, T, S]
+# ```
+#
+# ---
+# Ask: what would happen if the weights were set to 0 after the softmax? They would not sum to 1.
+
 # %%
 mask = torch.rand(T, S) > 0.4  # [T, S]: the same for every sequence and head
 mask[:, 0] = True  # every query may attend to at least one key
@@ -151,6 +276,12 @@ with torch.no_grad():
 # (`self.W_q = ..`), it is registered as part of the module, and `self.W_q(query)` applies it.
 # `headwise check` compares your module with torch's, with the same weights, and names the mistake if there is
 # one.
+
+# %% slide: From five steps to a module
+# - `__init__` makes the layers: a projection with weight and bias is `nn.Linear(d_model, d_model)`.
+# - Assigned to an attribute (`self.W_q = ..`), a layer is registered as part of the module.
+# - `forward` computes the five steps, with a mask.
+# - `headwise check` compares your module with torch's, with the same weights, and **names the mistake**.
 
 # %% exercise: MultiHeadAttention
 """Multi-head attention."""
@@ -182,6 +313,31 @@ class MultiHeadAttention(nn.Module):
         """
         raise NotImplementedError  # project, split, attend, merge, project
 
+
+# %% hint: idea
+# The layer has five steps: project, split, attend, merge, project. Lesson 4 splits and merges, lesson 3
+# attends. What is new are the four linear layers and the mask, which hides keys before the softmax.
+
+# %% hint: formula
+# $$\text{head}_h = \text{softmax}\left(\frac{Q_h K_h^\top}{\sqrt{d_k}}\right) V_h$$
+#
+# $$\text{out} = \text{Concat}(\text{head}_1, \ldots, \text{head}_H) W_O$$
+#
+# $Q_h$ is the part of $\text{query} \cdot W_Q$ that belongs to head $h$; $K_h$ and $V_h$ are parts of
+# $\text{key} \cdot W_K$ and $\text{value} \cdot W_V$. Scores of hidden keys are $-\infty$.
+
+# %% hint: code
+# `__init__`: four `nn.Linear`, each from `d_model` to `d_model`.
+#
+# `forward`:
+#
+# 1. Project and split each input: `q` is `[B, H, T, D]`, `k` and `v` are `[B, H, S, D]`.
+# 2. `scores`, with the scale of a head of width `d_k`: `[B, H, T, S]`.
+# 3. If there is a mask: `masked_fill` with minus infinity where the mask is False.
+# 4. `weights`: the softmax over the keys.
+# 5. Weights times values `[B, H, T, D]`; then swap heads and tokens back, and join the last two axes:
+#    `[B, T, E]`.
+# 6. Return the last projection of that, and the weights.
 
 # %% solution
 """Multi-head attention."""

@@ -245,6 +245,24 @@ class AllHeads(nn.Module):
         raise NotImplementedError  # q, k and v of all heads; their weights; the sum over heads
 
 
+# %% hint: idea
+# Each parameter has an axis for the heads, so a product with it computes all heads: it sums over the width
+# of the model and leaves the axis of the heads in place. The last product sums over heads and channels.
+# This equals concatenating the heads and multiplying by one matrix.
+
+# %% hint: formula
+# $$q_{bhtd} = \sum_e x_{bte} W^Q_{hed}, \qquad \text{out}_{bte} = \sum_{h, d} \text{head}_{bhtd} W^O_{hde}$$
+#
+# Keys and values are computed as queries are. Between the two formulas, each head is
+# $\text{softmax}(q k^\top / \sqrt{D}) v$.
+
+# %% hint: code
+# 1. `q`, `k` and `v`: three times `torch.einsum`, with `x` as `[B, T, E]` and a parameter `[H, E, D]`; each
+#    result is `[B, H, T, D]`. A letter that is missing from the result is summed.
+# 2. `weights`: softmax of the scaled scores over the keys, `[B, H, T, T]`.
+# 3. `heads`: weights times values, `[B, H, T, D]`.
+# 4. Return one `einsum` of the heads and `w_o`, `[H, D, E]`, with the result `[B, T, E]`.
+
 # %% solution
 """Multi-head attention without a loop over heads."""
 

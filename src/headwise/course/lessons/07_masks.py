@@ -207,6 +207,20 @@ def padding_mask(lengths: Tensor, max_len: int) -> Tensor:
     raise NotImplementedError  # which positions are real; then two dimensions, for heads and queries
 
 
+# %% hint: idea
+# A key is real if its position is below the length of its sequence. Compare all positions with all lengths
+# at once: a row of positions and a column of lengths broadcast to a table. Then add axes for heads and
+# queries, since padding hides the same keys from all of them.
+
+# %% hint: formula
+# $$\text{mask}[b, 0, 0, s] \text{ is True if } s < \text{lengths}[b], \qquad s = 0, \ldots, S - 1$$
+
+# %% hint: code
+# 1. The positions 0 to `max_len - 1`, on the device of `lengths` (`torch.arange`): `[S]`.
+# 2. The lengths as a column: `[B, 1]`.
+# 3. The comparison of the two, a table of bools: `[B, S]`.
+# 4. Return it with two axes of length 1 in the middle: `[B, 1, 1, S]`.
+
 # %% solution
 """A padding mask from lengths."""
 

@@ -167,6 +167,26 @@ class CrossAttention(nn.Module):
         raise NotImplementedError  # project, score, hide padding of the memory, attend, merge, project
 
 
+# %% hint: idea
+# Queries come from `x`; keys and values both come from the memory. The rest is lesson 5. The mask is about
+# words of the memory, that is, about keys: it is the same for all heads and queries.
+
+# %% hint: formula
+# $$Q = x W_Q, \qquad K = m W_K, \qquad V = m W_V$$
+#
+# $$\text{out} = \text{softmax}\left(\frac{QK^\top}{\sqrt{D}}\right) V W_O$$
+#
+# $m$ is the memory. With $T$ words in $x$ and $S$ in $m$, the scores are $[T, S]$ for each head. The score
+# of a padded word of the memory is $-\infty$.
+
+# %% hint: code
+# 1. `q` from `x`: `[B, H, T, D]`. `k` and `v` from `memory`: `[B, H, S, D]`. `self.split` splits.
+# 2. `scores`, divided by the root of the width of a head: `[B, H, T, S]`.
+# 3. If there is a `memory_mask` `[B, S]`: give it two axes in the middle, `[B, 1, 1, S]`, and fill with
+#    minus infinity where it is False.
+# 4. Softmax over the keys, times the values: `[B, H, T, D]`.
+# 5. Swap the axes of heads and words, join the last two axes, and project: `[B, T, E]`.
+
 # %% solution
 """Cross-attention: queries from x, keys and values from the memory."""
 

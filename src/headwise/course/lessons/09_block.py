@@ -191,6 +191,29 @@ class Block(nn.Module):
         raise NotImplementedError  # attention and feed-forward, each with its norm and its residual
 
 
+# %% hint: idea
+# Each half of the block reads a *normalised* vector and adds its output to the vector *before* the norm.
+# The feed-forward network needs a nonlinear function between its two linear layers; without it they would
+# be a single linear map.
+
+# %% hint: formula
+# $$x \leftarrow x + \text{Attention}(\text{Norm}_1(x))$$
+#
+# $$x \leftarrow x + \text{FeedForward}(\text{Norm}_2(x))$$
+#
+# $$\text{FeedForward}(x) = \text{narrow}(\text{gelu}(\text{widen}(x)))$$
+
+# %% hint: code
+# `feed_forward`: widen to `[B, T, 4 E]`, apply the nonlinear function (`nn.functional.gelu`, for example),
+# narrow to `[B, T, E]`.
+#
+# `forward`:
+#
+# 1. `h`: the first norm of `x`. `x` itself is still needed.
+# 2. The new `x`: `x` plus attention with `h` as query, key and value. `nn.MultiheadAttention` returns a
+#    tuple of output and weights; take the output.
+# 3. Return `x` plus the feed-forward network of the second norm of `x`.
+
 # %% solution
 """A Transformer block with pre-norm."""
 

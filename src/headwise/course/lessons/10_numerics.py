@@ -232,6 +232,25 @@ class SteadyAttention(nn.Module):
         return self.w_o(self.attend(q, k, v, mask).transpose(1, 2).flatten(2))
 
 
+# %% hint: idea
+# In 16 bits, scores overflow and sums are rounded. So compute scores and softmax in at least float32, and
+# convert the weights to the values' format only for the last product. Dropout comes after the softmax, and
+# as a module, so that `.eval()` switches it off.
+
+# %% hint: formula
+# $$w = \text{dropout}\left(\text{softmax}\left(\frac{q k^\top}{\sqrt{D}}\right)\right)$$
+#
+# $q$ and $k$ are converted *before* their product, since the product overflows. Scores of hidden keys are
+# $-\infty$. The output is $w v$.
+
+# %% hint: code
+# 1. The wide dtype: float32, or float64 if the inputs are float64 (`torch.promote_types`).
+# 2. `scores`: the product of `q` and `k` after both were converted, divided by the root of the width:
+#    `[B, H, T, S]`.
+# 3. If there is a mask: minus infinity where it is False.
+# 4. `weights`: the softmax over the keys, then `self.dropout`.
+# 5. Return the weights in the dtype of `v`, times `v`: `[B, H, T, D]`.
+
 # %% solution
 """Multi-head attention that is accurate in 16 bits, with dropout of its weights."""
 

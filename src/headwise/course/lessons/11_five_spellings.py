@@ -151,6 +151,27 @@ class EinsumAttention(nn.Module):
         raise NotImplementedError  # q, k, v; weights; heads; W_O sums over heads and channels
 
 
+# %% hint: idea
+# `einsum` names each axis by a letter. A letter that is missing from the result is summed, all others stay,
+# in the order that you write. So each step of attention is one `einsum`, and no axis has to be moved: write
+# down the letters of the inputs and of the result.
+
+# %% hint: formula
+# $$q_{bhtd} = \sum_e x_{bte} W^Q_{hed}, \qquad s_{bhts} = \frac{\sum_d q_{bhtd} k_{bhsd}}{\sqrt{D}}$$
+#
+# $$\text{head}_{bhtd} = \sum_s w_{bhts} v_{bhsd}$$
+#
+# $$\text{out}_{bte} = \sum_{h, d} \text{head}_{bhtd} W^O_{hde}$$
+#
+# $w$ is the softmax of $s$ over the keys. Keys and values are computed as queries are, with the letter $s$
+# for the position.
+
+# %% hint: code
+# 1. `q`: `x` and `W_Q`, summed over `e`: `[b, h, t, d]`. `k` and `v` in the same way: `[b, h, s, d]`.
+# 2. `scores`: `q` and `k`, summed over `d`: `[b, h, t, s]`; divide by the root of the width of a head.
+# 3. The softmax along the last axis, then a product with `v`, summed over `s`: `[b, h, t, d]`.
+# 4. Return the product of the heads and `W_O`, summed over `h` and `d`: `[b, t, e]`.
+
 # %% solution
 """Multi-head attention with einsum: every head has its own slice of the weights."""
 
@@ -224,13 +245,12 @@ assert all(torch.allclose(gradient, gradients[0], rtol=0, atol=1e-13) for gradie
 
 # %% [markdown]
 # ## Time
-# The five give equal numbers, but take different times. Each bar is a ratio: the median of several runs,
-# divided by that of torch's kernel at the same size, on the machine that ran this page. The loops run at the
-# small size only.
+# The five give equal numbers, but take different times. Each bar is a ratio: the shortest of several runs,
+# divided by that of torch's kernel at the same size, on the machine that ran this page. The shortest run is
+# the one that other programs disturbed least. The loops run at the small size only.
 
 # %%
 import time
-from statistics import median
 
 import matplotlib.pyplot as plt
 
@@ -242,7 +262,7 @@ def seconds(function, x, repeats):
         start = time.perf_counter()
         function(x)
         times.append(time.perf_counter() - start)
-    return median(times)
+    return min(times)
 
 
 ratios = {}

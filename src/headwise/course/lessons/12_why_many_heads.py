@@ -11,6 +11,15 @@ repairs: scale by d_model; scale by sqrt H; heads interleaved
 # gets $d_k = d_{model} / h$ channels. With more heads the number of parameters stays the same and each head
 # is narrower:
 
+# %% slide: "More heads, richer representations"
+# - All heads share the width of the model: $d_k = d_{model} / h$.
+# - With more heads, the number of parameters stays the same and **each head is narrower**.
+#
+# [output]
+#
+# ---
+# Ask the group first: with twice as many heads, are there more parameters? Most say yes.
+
 # %%
 import torch
 
@@ -30,6 +39,19 @@ assert len(sizes) == 1
 # A head has one row of weights for each query. If it attends equally to two positions, its output is the mean
 # of their values, which does not depend on their order. Two heads can attend to one position each and keep
 # both values apart:
+
+# %% slide: One head mixes two values; two heads keep them apart
+# ```
+# blue_red = torch.tensor([[1.0, 0.0], [0.0, 1.0]])  # [S=2, Dv=2]: a blue value, then a red one
+# red_blue = blue_red.flip(0)
+# one_head = torch.tensor([[0.5, 0.5]])  # [H=1, S]: both positions
+# two_heads = torch.tensor([[1.0, 0.0], [0.0, 1.0]])  # [H=2, S]: one position each
+# ```
+#
+# [output]
+#
+# - A mean does not depend on the order. This is the reason for several heads in the paper of 2017.
+# - It is a reason for two or four heads, not for more and more.
 
 # %%
 blue_red = torch.tensor([[1.0, 0.0], [0.0, 1.0]])  # [S=2, Dv=2]: a blue value, then a red one
@@ -53,6 +75,17 @@ assert not torch.equal(two_heads @ blue_red, two_heads @ red_blue)
 #
 # A narrow head is also less sharp. In the cell below, one of 64 random keys is equal to the query, and all
 # channels have standard deviation 1. How much weight does the right key get?
+
+# %% slide: A narrow head is less sharp
+# - The scores of a head are $[T, d_k]$ times $[d_k, T]$: a table whose rank is $d_k$ at most.
+# - One of 64 random keys is equal to the query. How much weight does it get?
+#
+# [output]
+#
+# - A narrow head can be as sharp, but needs larger queries and keys.
+#
+# ---
+# Let the group guess the weight of the right key with 32 heads before you show this slide.
 
 # %%
 ranks, right_key = [], []
@@ -88,6 +121,29 @@ assert right_key == sorted(right_key, reverse=True)
 # | 16 | 16 | 2.8389 ± 0.0250 | 0.409 ± 0.006 | 0.0371 | 0.03 ± 0.01 |
 # | 32 | 8 | 2.9437 ± 0.0151 | 0.379 ± 0.004 | 0.0150 | 0.02 ± 0.00 |
 
+# %% slide: One width, six numbers of heads: which is best?
+# | heads | $d_k$ | validation loss | without one head | best induction head |
+# |---:|---:|---|---:|---|
+# | 1 | 256 | 2.7953 ± 0.0414 | 0.8035 | 0.27 ± 0.05 |
+# | 2 | 128 | 2.7752 ± 0.0146 | 0.9767 | 0.37 ± 0.04 |
+# | 4 | 64 | 2.7518 ± 0.0117 | 0.4125 | 0.44 ± 0.06 |
+# | 8 | 32 | 2.7714 ± 0.0224 | 0.1402 | 0.30 ± 0.04 |
+# | 16 | 16 | 2.8389 ± 0.0250 | 0.0371 | 0.03 ± 0.01 |
+# | 32 | 8 | 2.9437 ± 0.0151 | 0.0150 | 0.02 ± 0.00 |
+#
+# The same small language model, trained 18 times: 3,934,464 parameters in every case, three seeds.
+#
+# ---
+# "Without one head" is how much the loss rises, on average, when one head is switched off.
+
+# %% slide: 16 and 32 heads are worse than 8
+# [picture]
+#
+# ---
+# Left: lower is better. Right: the cell before, as a curve. The two agree, but there may be another reason:
+# narrow
+# heads also have fewer rotary frequencies.
+
 # %%
 from matplotlib import pyplot
 
@@ -119,6 +175,18 @@ for axes in (left, right):
 # - The measurement used one width, one learning rate and one number of steps. Large models have more heads
 #   because they are *wider*. The next cell counts the head widths of the models whose sizes headwise knows:
 
+# %% slide: What this measurement does not show
+# - For 1, 2 and 4 heads there is **no clear difference** from 8: three seeds, small differences.
+# - One width, one learning rate, one number of steps.
+# - Large models have more heads because they are **wider**:
+#
+# [output]
+#
+# ---
+# Ask: how many heads has the model that you use, and how wide is each? In this list, no model has heads
+# narrower than
+# 64 channels.
+
 # %%
 from collections import Counter
 
@@ -140,6 +208,19 @@ assert min(widths) >= 64 and unequal == 6 and len(PRESETS) == 36
 # compare mini, the small trained model inside headwise (8 layers of 7 heads), with the same model with random
 # weights. From here on, layer.head names a head: `5.3` is head 3 of layer 5, both counted
 # from 0.
+
+# %% slide: Training makes heads differ
+# - Divergence of two heads of a layer: 0 if their weights are equal, 0.693 ($\ln 2$) if they attend to no
+#   position
+#   in common.
+# - mini, the small model inside headwise, before and after training:
+#
+# [output]
+#
+# - Nothing in the loss requires heads to differ.
+#
+# ---
+# The divergence is the mean Jensen-Shannon divergence between the weights of the two heads.
 
 # %%
 model, tokenizer, _ = hw.models.load("mini")
@@ -164,6 +245,17 @@ assert trained_diversity.number > 5 * random_diversity.number
 # We switch heads off and measure the loss on this text: each head alone, then more and more of them.
 
 
+# %% slide: If one head fails, do others compensate?
+# [output]
+#
+# - Switched off alone, most heads change the loss very little.
+# - Two possible reasons: the head does nothing useful here, **or another head does the same**.
+# - So switch off two at once: does the loss rise by more than the sum of the two?
+#
+# ---
+# Stop here and let the group say how to tell the two reasons apart. The last point is the answer.
+
+
 # %%
 def loss(model, ids):
     logits = model(ids)  # [B, T, vocabulary]
@@ -185,6 +277,26 @@ assert (changes < 0.05).sum() > 45 and 0.1 < changes.max() < 0.11
 # only be predicted by copying. For all 21 pairs of heads of layer 5, the plot shows the rise with both off
 # minus the sum of the two single rises, against how much the two heads differ.
 
+
+# %% slide: Switch off two heads at once
+# - Random tokens, then the same tokens again: the second copy can only be predicted by **copying**.
+# - All 21 pairs of heads of layer 5: how much does the loss rise with both off, minus the two single rises?
+#
+# [output]
+#
+# - So 5.2 and 5.5 replace each other: with both off, the loss rises by twice the sum and more.
+
+# %% slide: The two most similar heads replace each other
+# [picture]
+#
+# ---
+# Each point is a pair. One pair stands out, and it is the most similar pair: both heads copy (lesson 13).
+#
+# No head of the layer *changes* to compensate: heads of a layer do not depend on each other, and the weights
+# of the others stay the same. Heads of later layers may change; the text of the lesson has the measurement.
+# On a longer text, six random heads off changed the loss by +0.053; the sum of their single changes
+# is +0.047. So
+# on average heads replaced one another only a little.
 
 # %%
 P = 32  # length of the part that is repeated
@@ -230,15 +342,47 @@ assert torch.equal(other_heads[5].map.dense(), repeated_heads[5].map.dense())  #
 
 # %% [markdown]
 # One pair stands out, and it is the most similar pair: both heads copy (lesson 13). So "if one head fails,
-# others compensate" is true for two heads that do the same. But no head *changes* to compensate: heads of one layer do not depend
-# on each other, and the other heads' weights stay the same when one is off (last line of the cell).
+# others compensate" is true for two heads that do the same. But no head of the layer *changes* to compensate:
+# heads of one layer do not depend on each other, and the other heads' weights stay the same when one is off
+# (last line of the cell).
 #
 # Such pairs are rare. In `python -m studies.claims`, on a longer text, switching off six heads of mini, chosen
 # at random, changed the loss by +0.053 nats per token (mean of 10 draws); the sum of their six single changes
 # is +0.047. So on average heads replaced one another only a little.
 #
+# Heads of *later* layers do depend on the head that is off, since they read what it wrote. Could they
+# compensate? Wang 2022 found such *backup heads* in GPT-2 small: when the heads that copy a name are off,
+# others take over a part. `python -m studies.backup_heads` switches off the heads that copy most, on
+# repeated random tokens. The *direct effect* of a head is what it adds to the logit of the right token
+# without passing through later layers. The table shows how much of it is lost, and how much the direct
+# effects of all heads of later layers, and of the feed-forward networks, change as a result. A positive
+# number would compensate. All are means over five draws of tokens.
+#
+# | model | off | direct effect | later heads | the same, other heads off | feed-forward | logit |
+# |---|---|---:|---:|---|---:|---:|
+# | mini | 5.2 | -4.22 | -0.68 | +0.02 to +0.16 | -2.18 | -7.08 |
+# | mini | 5.5 | -2.19 | +0.12 | +0.02 to +0.16 | -0.74 | -2.81 |
+# | SmolLM2-135M | 23.2 | -0.74 | +0.07 | -0.06 to +0.03 | -0.53 | -1.20 |
+# | SmolLM2-135M | 23.1 | -0.35 | +0.15 | -0.06 to +0.03 | -0.16 | -0.37 |
+# | SmolLM2-135M | 23.2, 23.7, 23.1 | -1.63 | -0.26 | -0.10 to +0.06 | -1.42 | -3.32 |
+#
+# In mini no later head takes over. Later heads even lose when 5.2 is off, since they need what it wrote;
+# when 5.5 is off, they gain no more than when other heads of the layer are off. In SmolLM2, with 23.1 off,
+# later heads replace 0.42 of its direct effect, in each draw more than with any other head of the layer
+# off. It is mostly head 24.4, which lowers the logit of the right token, and lowers it less when 23.1 is
+# missing. But with all three copying heads off, the later heads lose, and the feed-forward networks lose in
+# every row, so that the logit falls by at least as much as the direct effect. So compensation across layers
+# exists, for single heads and in part. It does not make a head superfluous.
+#
 # The output of the layer is a sum with one term per head. Switching a head off sets its term to 0. The
 # exercise writes attention as that sum.
+
+# %% slide: The output of a layer is a sum over its heads
+# $$\text{output} = \sum_{i=1}^{h} \text{head}_i\, W^O_i$$
+#
+# - Switching a head off sets its term to 0. The other terms do not change.
+# - So each head can be measured, scaled or left out separately.
+# - "If one head fails, others compensate": true for heads that do the same; across layers only in part.
 
 # %% exercise: SummedHeads
 """Multi-head attention as a sum of the contributions of its heads."""
@@ -271,6 +415,27 @@ class SummedHeads(nn.Module):
         """query [B, T, d_model], key and value [B, S, d_model] -> [B, T, d_model]"""
         raise NotImplementedError  # all heads together
 
+
+# %% hint: idea
+# Concatenating all heads and multiplying by $W_O$ is a sum: each head's output is multiplied by its own
+# rows of $W_O$, and the results are added. So compute for one head what it adds, and add that up over the
+# heads.
+
+# %% hint: formula
+# $$\text{out} = \sum_{h=1}^{H} \text{softmax}\left(\frac{Q_h K_h^\top}{\sqrt{d_k}}\right) V_h W^O_h$$
+#
+# $Q_h = \text{query} \cdot W^Q_h$, and likewise for keys and values. The scale belongs to a head: $d_k$,
+# not $d_{model}$.
+
+# %% hint: code
+# `contribution`:
+#
+# 1. Multiply query, key and value by this head's matrices, such as `self.W_Q[head]`: `[B, T, d_k]`,
+#    `[B, S, d_k]` and `[B, S, d_k]`.
+# 2. `scores`: `[B, T, S]`, scaled; their softmax over the keys.
+# 3. Return weights times values `[B, T, d_k]`, times this head's `W_O`: `[B, T, d_model]`.
+#
+# `forward`: return the sum of the contributions of heads 0 to `num_heads - 1`.
 
 # %% solution
 """Multi-head attention as a sum of the contributions of its heads."""

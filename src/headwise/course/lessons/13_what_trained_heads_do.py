@@ -13,6 +13,7 @@ repairs: causal shows the next; causal flipped; causal only in training
 # weight is on the token just before.
 
 # %%
+import math
 from collections import Counter
 
 import torch
@@ -107,12 +108,27 @@ for name, (first, second) in results.items():
     print(f"off: {name:33} loss {first:5.2f} on the first copy, {second:5.2f} on the second")
 intact, without = stripe(), stripe(previous)
 print(f"weight of 5.2 on the stripe: {intact:.2f}; without the previous-token heads: {without:.2f}")
+
+chance = math.log(8192)  # the loss if all 8,192 tokens have the same probability
+with torch.no_grad():
+    log_p = model(repeated)[:, : P - 1].log_softmax(-1)  # [B, P - 1, vocabulary], on the first copy
+expected = float(-log_p.mean())  # the mean loss over all tokens that could be drawn
+probable = int((log_p.exp() > 1 / 8192).sum(-1).float().mean())  # tokens with more than their even share
+print(f"equal probabilities: {chance:.2f}; mini, mean over all tokens: {expected:.2f}")
+print(f"tokens to which mini gives more than 1/8192: {probable:,} of 8,192, on average")
+assert round(chance, 2) == 9.01 < expected and abs(expected - results["none"][0]) < 0.5
 assert results["induction 5.2, 5.5, 6.5"][1] > results["none"][1] + 3 > results["others 5.1, 5.3, 6.2"][1] + 2
 without_previous, without_others = (results[name][1] for name in list(groups)[-2:])
 assert without_previous > results["none"][1] + 3 > without_others + 2
 assert without < 0.3 * intact
 
 # %% [markdown]
+# Why is the loss on the first copy larger than that of equal probabilities, $\ln 8192 = 9.01$? Random tokens
+# cannot be predicted, so no model can have a mean loss clearly below 9.01 on them. mini has a larger loss because
+# it expects text: it gives a few hundred tokens more than 1/8192 each, and the others far less. A random token is
+# nearly always one of the others. So the loss on the first copy measures how unequal the probabilities are where
+# nothing can be predicted; only the second copy shows whether a model copies.
+#
 # Without the three induction heads mini hardly copies; without three other heads it still copies. Without the
 # *previous-token* heads, the induction heads no longer find the right token. The source repository measures
 # this on longer sequences (`python -m studies.probes`): there the loss on the second copy rises from 0.06 to
@@ -200,69 +216,131 @@ assert written < 0.75 * weight < 0.75 and rise_copy > 0.5 > 20 * abs(rise_prose)
 # show that a head does nothing. To see it, measure its contribution to the output, and the loss without the
 # head.
 
+# %% [markdown]
+# In the exercise you write the layer in which these heads are. Afterwards your class loads the weights of a
+# layer of mini, and you look for its previous-token heads.
+
 # %% exercise: CausalSelfAttention
-"""Self-attention as in mini: no token attends to a later one."""
+"""Self-attention as in mini: it can load the weights of mini's layers, and no token attends to a later one."""
 
 import torch
 from torch import Tensor, nn
 
 
 class CausalSelfAttention(nn.Module):
-    """x [B, T, d_model] -> [B, T, d_model]"""
+    """x [B, T, d_model] -> [B, T, d_model]; the parameters have the same names as in mini."""
 
-    def __init__(self, d_model: int, num_heads: int) -> None:
+    def __init__(self, d_model: int, num_heads: int, rotated: int = 8) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        self.num_heads, self.rotated = num_heads, rotated
         self.d_k = d_model // num_heads
-        self.W_q = nn.Linear(d_model, d_model, bias=False)
-        self.W_k = nn.Linear(d_model, d_model, bias=False)
-        self.W_v = nn.Linear(d_model, d_model, bias=False)
-        self.W_o = nn.Linear(d_model, d_model, bias=False)
+        self.q_proj = nn.Linear(d_model, d_model, bias=False)
+        self.k_proj = nn.Linear(d_model, d_model, bias=False)
+        self.v_proj = nn.Linear(d_model, d_model, bias=False)
+        self.out_proj = nn.Linear(d_model, d_model, bias=False)
 
     def split(self, x: Tensor) -> Tensor:
         """[B, T, d_model] -> [B, H, T, d_k]"""
         B, T, _ = x.shape
         return x.view(B, T, self.num_heads, self.d_k).transpose(1, 2)  # [B, H, T, d_k]
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """Rotate the first channels of queries or keys by their positions (RoPE, lesson 15), [B, H, T, d_k]."""
+        half = min(self.rotated, self.d_k) // 2
+        frequencies = 10_000.0 ** (-torch.arange(half, dtype=x.dtype, device=x.device) / half)  # [half]
+        angles = torch.arange(x.shape[2], dtype=x.dtype, device=x.device)[:, None] * frequencies  # [T, half]
+        a, b, rest = x.split([half, half, self.d_k - 2 * half], dim=-1)
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat([a * cos - b * sin, a * sin + b * cos, rest], dim=-1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Each position attends to itself and to earlier positions."""
-        raise NotImplementedError  # scores, hide the future, softmax, values, merge, project
+        raise NotImplementedError  # rotate queries and keys; hide the future, softmax, values, merge, project
 
+
+# %% hint: idea
+# A causal head hides the future: a token attends to itself and to earlier tokens. Hide the scores of later
+# tokens *before* the softmax, so that the weights of the others still sum to 1. This does not depend on
+# whether the module is in training.
+
+# %% hint: formula
+# $$s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d_k}} \text{ if } j \leq i, \text{ otherwise } -\infty$$
+#
+# The first token attends to itself alone, the last to all tokens.
+
+# %% hint: code
+# 1. `q`, `k` and `v`: the three projections of `x`, each through `self.split`: `[B, H, T, d_k]`. Then
+#    `self.rotate` for `q` and `k`, not for `v`.
+# 2. `scores`: `[B, H, T, T]`, scaled.
+# 3. A table of bools `[T, T]`, True on and below the diagonal (`tril`), on the device of `x`.
+# 4. Minus infinity where the table is False; then the softmax over the keys.
+# 5. Weights times values; swap heads and tokens back, join the last two axes, and project:
+#    `[B, T, d_model]`.
 
 # %% solution
-"""Self-attention as in mini: no token attends to a later one."""
+"""Self-attention as in mini: it can load the weights of mini's layers, and no token attends to a later one."""
 
 import torch
 from torch import Tensor, nn
 
 
 class CausalSelfAttention(nn.Module):
-    """x [B, T, d_model] -> [B, T, d_model]"""
+    """x [B, T, d_model] -> [B, T, d_model]; the parameters have the same names as in mini."""
 
-    def __init__(self, d_model: int, num_heads: int) -> None:
+    def __init__(self, d_model: int, num_heads: int, rotated: int = 8) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        self.num_heads, self.rotated = num_heads, rotated
         self.d_k = d_model // num_heads
-        self.W_q = nn.Linear(d_model, d_model, bias=False)
-        self.W_k = nn.Linear(d_model, d_model, bias=False)
-        self.W_v = nn.Linear(d_model, d_model, bias=False)
-        self.W_o = nn.Linear(d_model, d_model, bias=False)
+        self.q_proj = nn.Linear(d_model, d_model, bias=False)
+        self.k_proj = nn.Linear(d_model, d_model, bias=False)
+        self.v_proj = nn.Linear(d_model, d_model, bias=False)
+        self.out_proj = nn.Linear(d_model, d_model, bias=False)
 
     def split(self, x: Tensor) -> Tensor:
         """[B, T, d_model] -> [B, H, T, d_k]"""
         B, T, _ = x.shape
         return x.view(B, T, self.num_heads, self.d_k).transpose(1, 2)  # [B, H, T, d_k]
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """Rotate the first channels of queries or keys by their positions (RoPE, lesson 15), [B, H, T, d_k]."""
+        half = min(self.rotated, self.d_k) // 2
+        frequencies = 10_000.0 ** (-torch.arange(half, dtype=x.dtype, device=x.device) / half)  # [half]
+        angles = torch.arange(x.shape[2], dtype=x.dtype, device=x.device)[:, None] * frequencies  # [T, half]
+        a, b, rest = x.split([half, half, self.d_k - 2 * half], dim=-1)
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat([a * cos - b * sin, a * sin + b * cos, rest], dim=-1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Each position attends to itself and to earlier positions."""
         B, T, d_model = x.shape
-        q, k, v = self.split(self.W_q(x)), self.split(self.W_k(x)), self.split(self.W_v(x))
+        q, k = self.rotate(self.split(self.q_proj(x))), self.rotate(self.split(self.k_proj(x)))
+        v = self.split(self.v_proj(x))  # [B, H, T, d_k], as q and k
         scores = q @ k.transpose(-2, -1) / self.d_k**0.5  # [B, H, T, T]
         past = torch.ones(T, T, dtype=torch.bool, device=x.device).tril()  # [T, T]: row t attends to 0 .. t
         weights = scores.masked_fill(~past, float("-inf")).softmax(dim=-1)  # [B, H, T, T]
         merged = (weights @ v).transpose(1, 2).reshape(B, T, d_model)  # [B, T, d_model]
-        return self.W_o(merged)
+        return self.out_proj(merged)
 
+
+# %% [markdown]
+# Your class computes what layer 3 of mini computes, and two of its heads attend to the token before:
+
+# %%
+trained = model.decoder.layers[3].attention
+yours = CausalSelfAttention(d_model=224, num_heads=7)
+yours.load_state_dict(trained.state_dict())
+inputs = []
+handle = trained.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
+with torch.no_grad():
+    model(repeated)
+    handle.remove()
+    (x,) = inputs  # [B=3, T=64, 224], what layer 3 reads
+    assert torch.allclose(yours(x), trained(x)[0], atol=1e-4)
+    q, k = (yours.rotate(yours.split(projection(x))) for projection in (yours.q_proj, yours.k_proj))
+scores = (q @ k.transpose(-2, -1) / 32**0.5).masked_fill(future, float("-inf"))  # [B, H=7, T, T]
+before = scores.softmax(dim=-1).diagonal(-1, -2, -1).mean(dim=(0, 2))  # [H]: weight on the token before
+print("weight on the token before, by head:", [round(weight, 2) for weight in before.tolist()])
+assert [head for head in range(7) if before[head] > 0.5] == [3, 4]
 
 # %% question: Why can a model with a single layer have no induction head?
 # An induction head must find a token by *the token before it*. In the first layer, the keys contain only each

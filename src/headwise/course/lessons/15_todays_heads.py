@@ -14,7 +14,7 @@ repairs: groups repeated in wrong order; causal mask not shifted by the cache
 # | change | what it changes | what it saves |
 # |---|---|---|
 # | grouped heads | several query heads share one head of keys and values | parameters, and memory per token |
-# | RoPE | queries and keys are rotated by their positions | a table of positions, which limits the length |
+# | RoPE | queries and keys are rotated by their positions | the parameters of a table of positions |
 # | sliding window | a query attends to itself and the few tokens before it | pairs of a query and a key, and the memory of tokens outside the window |
 # | KV cache | keys and values of earlier tokens are stored | nearly all of the work of each step |
 #
@@ -65,8 +65,8 @@ print("one map per query head:", tuple(weights.shape))
 # Attention itself does not depend on the order of the tokens: if they are shuffled, the outputs are shuffled
 # in the same way. RoPE rotates each pair of channels of a query by an angle that grows with its position, and
 # each key likewise. Rotating both by the same angle does not change their dot product, so $q_i \cdot k_j$
-# depends on the positions only through the distance $i - j$. RoPE has no parameters and no table of a fixed
-# length.
+# depends on the positions only through the distance $i - j$. RoPE has no parameters, and every position can be
+# computed: nothing in it limits the length of a text.
 
 # %%
 plain = hw.MultiHeadAttention(64, 4).eval()
@@ -79,6 +79,39 @@ with torch.no_grad():
     output, shifted = rotary(tokens)[0], rotary(tokens, positions=torch.arange(12) + 1000)[0]
     assert torch.allclose(output, shifted, atol=1e-5)  # the same distances, the same output
 print("parameters with and without RoPE:", *(sum(p.numel() for p in m.parameters()) for m in (rotary, plain)))
+
+# %% [markdown]
+# That a model *can* read a longer text than those in its training does not mean that it reads it well. At a
+# distance that did not occur in training, the angles between queries and keys are new to the heads. mini has
+# RoPE and was trained on texts of 512 tokens. We repeat random tokens once: to predict the second copy, head
+# 5.2 must attend to the token that followed the first occurrence (lesson 13).
+
+# %%
+mini, _, _ = hw.models.load("mini")
+torch.manual_seed(0)
+results = {}
+for period in (50, 100, 200, 250, 400, 600):
+    random_tokens = 300 + torch.randint(7892, (2, period))
+    ids = torch.cat([torch.zeros(2, 1, dtype=torch.long), random_tokens, random_tokens], dim=1)  # 0: start
+    with torch.no_grad(), hw.watch(mini, patterns=False, statistics=()) as watched:
+        logits = mini(ids)  # [B=2, T, vocabulary]
+    second = slice(period + 1, -1)  # the queries whose next token is in the second copy
+    copying = float(torch.nn.functional.cross_entropy(logits[:, second].mT, ids[:, period + 2 :]))
+    right = float(hw.heads.induction_stripe(watched[5].map, period)[:, 2].mean())
+    results[period] = copying, right
+    print(
+        f"{ids.shape[1]:5} tokens: loss on the second copy {copying:.2f}, weight of 5.2 on the right token {right:.2f}"
+    )
+assert all(copying < 0.15 and right > 0.85 for p, (copying, right) in results.items() if 2 * p < 512)
+assert all(copying > 1.5 and right < 0.7 for p, (copying, right) in results.items() if 2 * p > 512)
+
+# %% [markdown]
+# Up to 512 tokens mini copies at every distance. Beyond, the head attends less and less to the right token, and
+# the loss rises. The length in training limits a model with RoPE, too. Press 2021 ("Train Short, Test Long")
+# measured the same for larger models, and proposed ALiBi, a bias that falls with the distance, instead. RoPE can
+# be stretched: with smaller angles, the new distances lie between those of the training (Chen 2023, position
+# interpolation; YaRN, Peng 2023). In most cases the model is then trained a little more at the new length.
+# `hw.nn.Llama3` and `hw.nn.Yarn` are two such scalings.
 
 # %% [markdown]
 # ## A sliding window
@@ -206,6 +239,30 @@ class GroupedQueryAttention(nn.Module):
         """x [B, T, d_model] -> [B, T, d_model]: every token attends to every token."""
         raise NotImplementedError  # project, split, repeat keys and values, attend, merge
 
+
+# %% hint: idea
+# Several neighbouring query heads share a head of keys and values. So the projections of keys and values
+# are narrower. Afterwards each of their heads is repeated for its group, and the rest is the layer of
+# lesson 5.
+
+# %% hint: formula
+# $$\text{head}_h = \text{softmax}\left(\frac{Q_h K_g^\top}{\sqrt{D}}\right) V_g$$
+#
+# $g$ is $h$ divided by the size of a group, $H / H_k$, and rounded down: with $H = 4$ and $H_k = 2$, heads
+# 0 and 1 use keys 0, heads 2 and 3 use keys 1.
+
+# %% hint: code
+# `__init__`: `q_proj` and `out_proj` have the width of `num_heads` heads on the side of the heads, `k_proj`
+# and `v_proj` that of `num_kv_heads` heads.
+#
+# `forward`:
+#
+# 1. Project and split with the right number of heads: `q` is `[B, H, T, D]`, `k` and `v` are
+#    `[B, Hk, T, D]`.
+# 2. Repeat each head of `k` and `v` for its group, in the order 0, 0, 1, 1 and not 0, 1, 0, 1
+#    (`repeat_interleave`): `[B, H, T, D]`.
+# 3. `weights`: softmax of the scaled scores, `[B, H, T, T]`.
+# 4. Weights times values; swap heads and tokens back, join the last two axes, and project: `[B, T, E]`.
 
 # %% solution
 """Grouped-query attention: several query heads share a head of keys and values."""

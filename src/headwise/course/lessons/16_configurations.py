@@ -1,6 +1,6 @@
 """Configurations.
 
-idea: five numbers determine all sizes of a model's attention
+idea: five numbers determine all sizes of a model's attention, six if it has an encoder and a decoder
 minutes: 8
 level: junior
 repairs: hard-coded heads; constant scale
@@ -12,8 +12,8 @@ repairs: hard-coded heads; constant scale
 # `headwise.nn.presets`, and can build each: `hw.MultiHeadAttention.preset("llama3-8b")`.
 #
 # Five numbers are enough: $d_\text{model}$, the number of heads $H$, the number of heads with keys and values
-# $H_k$ (lesson 15), the width of a head $d_k$, and the number of layers $L$. First, the five rows that
-# courses usually show:
+# $H_k$ (lesson 15), the width of a head $d_k$, and the number of layers. A model with an encoder and a decoder
+# needs a sixth: it has two numbers of layers. First, the five rows that courses usually show:
 
 # %%
 from headwise.nn.presets import PRESETS, find
@@ -42,12 +42,21 @@ print("all five rows agree;", len(PRESETS), "models in all")
 # newer models do not have: the widths of the heads add up to the width of the model, and there are as many
 # heads of keys as of queries. So we add newer models, and two columns that follow from the five numbers:
 #
-# - the weights of the four projections in all layers: $L \cdot d_\text{model} \cdot d_k \, (2H + 2H_k)$,
-#   since $W_Q$ and $W_O$ have $H$ heads, $W_K$ and $W_V$ only $H_k$,
-# - the KV cache per token of a model that generates text: $2 \cdot L \cdot H_k \cdot d_k$ numbers, of 2 bytes
-#   in bfloat16. Encoders need none.
+# - the weights of the four projections in all $L$ attention layers:
+#   $L \cdot d_\text{model} \cdot d_k \, (2H + 2H_k)$, since $W_Q$ and $W_O$ have $H$ heads, $W_K$ and $W_V$ only
+#   $H_k$,
+# - the KV cache per generated token: $2 \cdot L \cdot H_k \cdot d_k$ numbers, of 2 bytes in bfloat16. Encoders
+#   need none.
+#
+# The model of 2017 and T5 have two stacks. Each layer of the decoder has two attention layers: one attends to the
+# text that is written, the other to the output of the encoder (cross-attention, lesson 8). So with six layers
+# in each stack $L = 6 + 2 \cdot 6 = 18$ for the weights. For the cache, $L = 6$, the layers of the decoder. The
+# keys and values of cross-attention are stored as well, but per token of the source; they need as many numbers
+# per token.
 
 # %%
+import torch
+
 import headwise as hw
 
 
@@ -55,14 +64,16 @@ def sizes(preset) -> dict[str, int]:
     """Return the numbers of the table for a preset."""
     heads, d_k = preset.num_heads, width_of_a_head(preset)
     kv_heads = preset.num_kv_heads or heads
+    attention_layers = preset.layers + 2 * preset.decoder_layers
+    generating = preset.decoder_layers or (preset.layers if preset.causal else 0)  # layers with a cache
     return {
         "d_model": preset.d_model,
         "heads": heads,
         "kv": kv_heads,
         "d_k": d_k,
         "H x d_k": heads * d_k,
-        "weights": preset.layers * preset.d_model * d_k * (2 * heads + 2 * kv_heads),
-        "cache": 2 * preset.layers * kv_heads * d_k * 2 if preset.causal else 0,
+        "weights": attention_layers * preset.d_model * d_k * (2 * heads + 2 * kv_heads),
+        "cache": 2 * generating * kv_heads * d_k * 2,
     }
 
 
@@ -82,9 +93,15 @@ for name in names.split():
 for name in ("bert-base", "smollm2-135m", "qwen3-0.6b"):  # compare the formula with layers
     layer = hw.MultiHeadAttention.preset(name)
     projections = (layer.q_proj, layer.k_proj, layer.v_proj, layer.out_proj)
-    assert (
-        PRESETS[name].layers * sum(linear.weight.numel() for linear in projections) == table[name]["weights"]
-    )
+    weights = sum(linear.weight.numel() for linear in projections)
+    assert PRESETS[name].layers * weights == table[name]["weights"]
+
+with torch.device("meta"):  # shapes only; and with torch's model of two stacks
+    transformer = torch.nn.Transformer(512, 8, 6, 6, batch_first=True)
+attention = [module for module in transformer.modules() if isinstance(module, torch.nn.MultiheadAttention)]
+assert len(attention) == 18
+weights = sum(p.numel() for module in attention for p in module.parameters() if p.ndim == 2)  # no biases
+assert weights == table["transformer-base"]["weights"] == 18_874_368
 
 # %% [markdown]
 # `headwise presets` in a shell prints all of them, with biases and norms.
@@ -146,9 +163,9 @@ figure.suptitle(f"Sizes of the attention layers of {len(table)} models")
 # The second property concerns keys: in the older models there are as many KV heads as query heads.
 
 # %%
-causal = {name: row for name, row in table.items() if row["cache"]}
-grouped = [name for name, row in causal.items() if row["kv"] < row["heads"]]
-print(f"{len(grouped)} of {len(causal)} causal models have fewer KV heads than heads")
+cached = {name: row for name, row in table.items() if row["cache"]}
+grouped = [name for name, row in cached.items() if row["kv"] < row["heads"]]
+print(f"{len(grouped)} of {len(cached)} models with a cache have fewer KV heads than heads")
 for name in ("llama2-7b", "falcon-7b"):
     row = table[name]
     tokens = 16 * 2**30 // row["cache"]
@@ -198,6 +215,33 @@ class ConfiguredAttention(nn.Module):
         """x [B, T, d_model] -> [B, T, d_model]; if config.causal, no token attends to a later one."""
         raise NotImplementedError  # project, split, attend, merge: with which scale?
 
+
+# %% hint: idea
+# All sizes come from the configuration. The heads together need not be as wide as the model: three
+# projections lead from the width of the model to that of all heads, the last one leads back. The scale
+# belongs to the width of a head.
+
+# %% hint: formula
+# $$[T, d_\text{model}] \rightarrow [T, H \cdot d_k] \rightarrow [T, d_\text{model}]$$
+#
+# $$\text{scores} = \frac{QK^\top}{\sqrt{d_k}}$$
+#
+# $d_k$ is `head_dim`, which is not always $d_\text{model} / H$. If the layer is causal, scores of later
+# tokens are $-\infty$.
+
+# %% hint: code
+# `__init__`: the width of all heads is `num_heads` times `head_dim`. `q_proj`, `k_proj` and `v_proj` go
+# from `d_model` to it, `out_proj` from it to `d_model`; all with the `bias` of the configuration.
+#
+# `forward`:
+#
+# 1. The three projections, each through `self.split`: `[B, H, T, D]`.
+# 2. `scores`: `[B, H, T, T]`, divided by the root of `head_dim`.
+# 3. If the configuration is causal: minus infinity above the diagonal (`triu(1)` of a table of bools
+#    `[T, T]`).
+# 4. Softmax over the keys, times the values; swap heads and tokens back, join the last two axes:
+#    `[B, T, H * D]`.
+# 5. Return `out_proj` of that: `[B, T, d_model]`.
 
 # %% solution
 """An attention layer whose sizes come from a configuration."""

@@ -94,8 +94,25 @@ for name in ("bert-base", "gpt2-small", "llama2-7b", "llama3-8b", "gpt3"):
         assert (length, 2 * length) == (5120, 10240)
 
 # %% [markdown]
-# For a sentence or a page, the quadratic part is small: the projections cost more, and so does the
-# feed-forward network, which is not counted here. For a book, it is nearly all of the cost of the layer.
+# This compares the quadratic part with the projections of attention only. A layer also has a feed-forward
+# network, whose work grows with $T$ only. In Llama 3 8B it has three matrices of 4,096 x 14,336, so it costs
+# $6 \, T \, d_\text{model} \, d_\text{ff}$ FLOPs. With it, the length is larger:
+
+# %%
+preset, d_ff = find("llama3-8b"), 14_336  # d_ff as published; presets have the sizes of attention only
+assert preset.num_kv_heads is not None
+per_token = 4 * preset.d_model**2 * (1 + preset.num_kv_heads / preset.num_heads) + 6 * preset.d_model * d_ff
+length = round(per_token / (4 * preset.d_model))
+print(f"{preset.title}, with feed-forward: {length:,} tokens, causal {2 * length:,}")
+assert (length, 2 * length) == (26_624, 53_248)
+for tokens in (1024, 8192, 131_072):
+    quadratic = 2 * tokens * preset.d_model  # FLOPs per token, hidden pairs skipped
+    print(f"{tokens:7,} tokens, causal: the quadratic part is {quadratic / (quadratic + per_token):.0%}")
+assert round(100 * quadratic / (quadratic + per_token)) == 71
+
+# %% [markdown]
+# For a sentence or a page, the quadratic part is small. In a book of 131,072 tokens, it is 71% of the FLOPs
+# of a causal layer of Llama 3 8B, and the projections and the feed-forward network are the rest.
 #
 # Is the same true of time? The next cell measures medians of repeated runs on the machine that ran this page:
 
@@ -227,6 +244,23 @@ def attend_in_chunks(q: Tensor, k: Tensor, v: Tensor, chunk: int = 2) -> Tensor:
     raise NotImplementedError  # for each chunk of queries: scores, weights, output; then concatenate
 
 
+# %% hint: idea
+# A row of weights needs its own query and all keys, but no other query. So the rows can be computed a few
+# at a time, and each chunk of weights is dropped before the next. Cut the queries only: the softmax needs
+# all keys.
+
+# %% hint: formula
+# $$\text{out}_t = \sum_s w_{ts} v_s, \qquad w_t = \text{softmax}\left(\frac{q_t K^\top}{\sqrt{D}}\right)$$
+#
+# Row $t$ of the output contains query $t$ and no other.
+
+# %% hint: code
+# 1. Cut the queries along their axis `T`, the last but one, into pieces of `chunk` (`Tensor.split`); the
+#    last piece may be shorter.
+# 2. For each piece: `scores` `[.., chunk, S]`, softmax over the keys, times the values: `[.., chunk, Dv]`.
+#    Append it to a list.
+# 3. Return the pieces of the list, concatenated along the same axis: `[.., T, Dv]`.
+
 # %% solution
 """Attention for a few queries at a time."""
 
@@ -263,7 +297,8 @@ print(f"largest result: {textbook.largest:,} numbers; in chunks {in_chunks.large
 # %% question: At what length does a layer of Llama 3 8B start to do more work for its weights than for its projections?
 # From 5,120 tokens on, if every key is visible: $d_\text{model} (1 + H_k / H) = 4096 \cdot (1 + 8/32)$. Llama
 # 3 8B is causal, so a kernel that skips hidden pairs does half of that work, and the length is 10,240 tokens
-# (computed above). For shorter texts, leaving out pairs can save less than half of the layer's work.
+# (computed above). With the feed-forward network counted on the side of the projections, the lengths are
+# 26,624 and 53,248 tokens. For shorter texts, leaving out pairs can save less than half of the layer's work.
 
 # %% question: Attention in chunks never stores the T x T matrix. Is its cost linear in the length?
 # Its memory is linear: chunk times T numbers at a time, and even fewer if the keys are cut into chunks, too.
