@@ -52,6 +52,7 @@ export interface Engine {
   mask: string | null; // the token that stands for a word to predict
   example: string; // the text that the page came with
   place: string; // where the predictions are computed: "in this page"
+  blocks: boolean; // whether the page stands still while it reads
   event: string; // its name, dispatched at the document after each reading
   shown: Source | null; // a source that is in the page from the start
   listen(listener: EngineListener): void;

@@ -76,6 +76,7 @@ class LivePanel implements EngineListener {
   private image: string | null = null;
   private began = false; // somebody typed or switched: what is read here is looked at
   private frame = 0;
+  private timer = 0;
   private readonly turn = latest();
 
   constructor(
@@ -292,8 +293,13 @@ class LivePanel implements EngineListener {
     this.readSoon();
   }
 
-  /** Once in a frame, however much is typed in it. */
+  /** At once, or where reading blocks the page, after the frame that shows what was typed. */
   private readSoon(): void {
+    if (!this.engine.blocks) {
+      clearTimeout(this.timer);
+      this.timer = window.setTimeout(() => void this.read());
+      return;
+    }
     cancelAnimationFrame(this.frame);
     this.frame = requestAnimationFrame(() => setTimeout(() => void this.read()));
   }

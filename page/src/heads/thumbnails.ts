@@ -103,6 +103,7 @@ export class Thumbnails {
   private version = 0;
   private loading = 0;
   private scheduled = false;
+  private timer = 0;
   private looked = false;
   private readonly observer = new IntersectionObserver((entries) => this.moved(entries), {
     rootMargin: NEAR,
@@ -178,6 +179,12 @@ export class Thumbnails {
     requestAnimationFrame(() => this.pump());
   }
 
+  /** Before the next frame, as all that was asked for has come. */
+  private pumpSoon(): void {
+    clearTimeout(this.timer);
+    this.timer = window.setTimeout(() => this.pump());
+  }
+
   private pump(): void {
     this.scheduled = false;
     const end = performance.now() + BUDGET;
@@ -210,7 +217,8 @@ export class Thumbnails {
       reportError(error);
     } finally {
       this.loading--;
-      this.schedule();
+      if (this.loading === 0) this.pumpSoon();
+      else this.schedule();
     }
   }
 

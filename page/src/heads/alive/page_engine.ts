@@ -22,6 +22,7 @@ export class PageEngine implements Engine {
   readonly mask = null;
   readonly example: string;
   readonly place = "in this page";
+  readonly blocks = true;
   readonly event = "headwise-alive";
   readonly shown = null;
   private readonly tokenizer: Tokenizer;

@@ -38,6 +38,7 @@ export class ServedEngine implements Engine, SourceOwner {
   readonly mask: string | null;
   readonly example: string;
   readonly place = "in Python";
+  readonly blocks = false;
   readonly event = "headwise-served";
   readonly shown: ServedSource;
   private readonly slots: [Slot, Slot | null];
