@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup look test docs test-slow test-full test-models test-gpu test-versions browser page lint bench film fuzz train-mini check-score check-wild clean
+.PHONY: help setup look test docs test-slow test-full test-models test-gpu test-versions browser page lint bench film wheel fuzz train-mini check-score check-wild clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,10 @@ bench: $(READY) ## the benchmarks
 
 film: $(READY) ## the film of multi-head attention, into docs/ (needs ffmpeg; ARGS="--stills out" draws pictures alone)
 	@$(BIN)/python -m studies.film $(ARGS)
+
+wheel: $(READY) ## the wheel, into dist/: pip install --find-links dist "headwise[cli,viz]"
+	@$(BIN)/python -m build --wheel --no-isolation --outdir dist . >/dev/null
+	@ls -t dist/headwise-*.whl | head -n 1
 
 fuzz: $(READY) ## our class against torch's over random calls (ARGS="--minutes 5 --seed 1")
 	@$(BIN)/python tests/fuzz_as_torch.py $(ARGS)

@@ -259,7 +259,7 @@ def scores(stage: Stage, t: float) -> None:
                     at=lambda r, c: (c + (r - c) * moved, r + (c - r) * moved),
                 )  # fmt: skip
         stage.words_beside(WORDS, _query(head), 13, moved)
-        stage.words_above(WORDS, _key(head), 11, moved)
+        stage.words_above(WORDS, _key(head), 12, moved)
         stage.text(HALF * head + 158, 122, name_of(head), 18, HEAD[head], bold=True, alpha=moved)
         stage.text(HALF * head + 158, 154, "q · k / 2", 17, INK, alpha=moved)
         q, k, s = _query(head), _key(head), _scores(head)
@@ -380,7 +380,7 @@ def mix(stage: Stage, t: float) -> None:
         stage.text(40, shares.y + 77, name_of(head), 19, HEAD[head], at="left", bold=True, alpha=alpha)
         stage.text(380, shares.y + 77, "×", 24, FAINT, alpha=alpha)
         stage.text(612, shares.y + 77, "=", 24, FAINT, alpha=alpha)
-        stage.words_beside(WORDS, values, 11, alpha * 0.8)
+        stage.words_beside(WORDS, values, 13, alpha * 0.8)
         stage.cells(
             e.of_head("v", head), values, VALUES, numbers=".1f", alpha=alpha,
             shown=_mixed_in(e.weights[head, row], working),

@@ -1,6 +1,7 @@
 """The canvas of the film: boxes, numbers, words and lines, and how they move.
 
-Places are in dots, from the upper left. What is drawn later lies above.
+Places are in units, from the upper left: a frame is 960 x 540 units, and a unit is `SCALE` dots wide. What is
+drawn later lies above.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ __all__ = [
     "PALE",
     "PAPER",
     "POSITIVE",
+    "SCALE",
     "WIDTH",
     "Place",
     "Stage",
@@ -36,16 +38,18 @@ __all__ = [
     "eased",
     "signed",
     "toned",
+    "width_of",
 ]
 
-WIDTH, HEIGHT = 960, 540
+WIDTH, HEIGHT = 960, 540  # in units
+SCALE = 2  # dots in a unit: a frame is 1920 x 1080 dots
 DPI = 100
 PAPER = "#fbfbfc"
 POSITIVE, NEGATIVE = "#d9601a", "#2a6db5"
 HEAD = ("#0b7f7a", "#a8327a")  # of head 1, of head 2
 EMPTY = "#eef0f4"  # a cell of zero
 
-UPSIDE_DOWN = Affine2D().scale(1, -1).translate(0, HEIGHT)  # the renderer counts from below
+UPSIDE_DOWN = Affine2D().scale(SCALE, -SCALE).translate(0, HEIGHT * SCALE)  # the renderer counts from below
 EDGE = 2  # dots left free around drawn words
 
 Dots = numpy.ndarray[Any, Any]
@@ -130,6 +134,20 @@ def _lettered(words: str, size: float, bold: bool) -> tuple[Dots, float, float]:
     return numpy.asarray(paper.buffer_rgba())[..., 3].copy(), width, base
 
 
+def width_of(words: str, size: float, bold: bool = False) -> float:
+    """Return the width of words in units."""
+    return _advance(words, round(4 * size * SCALE) / 4, bold) / SCALE
+
+
+@lru_cache(4096)
+def _advance(words: str, size: float, bold: bool) -> float:
+    """Return the width of words in dots, with the spaces at their end."""
+    font = FontProperties(family="DejaVu Sans", size=size * 72 / DPI, weight="bold" if bold else "normal")
+    measure = RendererAgg(1, 1, DPI)
+    ends = [measure.get_text_width_height_descent(text, font, False)[0] for text in (f"{words}|", "|")]
+    return float(ends[0] - ends[1])
+
+
 # The stage
 
 
@@ -141,12 +159,12 @@ class Stage:
     """
 
     def __init__(self) -> None:
-        self._renderer = RendererAgg(WIDTH, HEIGHT, DPI)
+        self._renderer = RendererAgg(WIDTH * SCALE, HEIGHT * SCALE, DPI)
         self.box(0, 0, WIDTH, HEIGHT, PAPER)
 
     def dots(self) -> Dots:
-        """Red, green and blue of every pixel, uint8 [540, 960, 3]."""
-        return numpy.asarray(self._renderer.buffer_rgba())[..., :3].copy()
+        """Return red, green, blue and opacity of every dot, uint8 [1080, 1920, 4]."""
+        return numpy.asarray(self._renderer.buffer_rgba())
 
     # Plain things
 
@@ -155,7 +173,7 @@ class Stage:
         alpha: float = 1,
     ) -> None:  # fmt: skip
         pen = self._renderer.new_gc()
-        pen.set_linewidth(line * 72 / DPI if edge is not None else 0)
+        pen.set_linewidth(line * SCALE * 72 / DPI if edge is not None else 0)
         pen.set_foreground((*rgb(PAPER if edge is None else edge), alpha), isRGBA=True)
         pen.set_joinstyle("round")
         self._renderer.draw_path(pen, path, UPSIDE_DOWN, None if fill is None else (*rgb(fill), alpha))
@@ -200,23 +218,24 @@ class Stage:
         self, x: float, y: float, words: str, size: float = 15, colour: Colour = INK, *, at: str = "center",
         bold: bool = False, alpha: float = 1, turned: bool = False,
     ) -> None:  # fmt: skip
-        """Write text centred at a height; size in pixels. `at`: which end of the text is at x.
+        """Write text centred at a height; size in units. `at`: which end of the text is at x.
 
         turned: from the bottom to the top, with their middle at x.
         """
         if alpha <= 0 or not words:
             return
-        drawn, width, base = _lettered(words, round(4 * size) / 4, bold)
-        middle = base - 0.36 * size  # of a capital letter, in rows from the top
+        drawn, width, base = _lettered(words, round(4 * size * SCALE) / 4, bold)
+        middle = base - 0.36 * size * SCALE  # of a capital letter, in rows from the top
         left = {"left": 0.0, "center": width / 2, "right": width}[at] + EDGE
         if turned:
             drawn, left, middle = numpy.rot90(drawn), middle, len(drawn[0]) / 2
         coloured = numpy.empty((*drawn.shape, 4), numpy.uint8)
         coloured[..., :3] = [round(255 * part) for part in rgb(colour)]
         coloured[..., 3] = drawn * alpha
-        top = round(y - middle)
+        top = round(y * SCALE - middle)
         pen = self._renderer.new_gc()
-        self._renderer.draw_image(pen, round(x - left), HEIGHT - top - len(drawn), coloured[::-1])
+        below = HEIGHT * SCALE - top - len(drawn)
+        self._renderer.draw_image(pen, round(x * SCALE - left), below, coloured[::-1])
 
     # Grids of numbers
 
@@ -246,14 +265,14 @@ class Stage:
                 self.box(x, y, side, side, colour, opacity)
                 if numbers:
                     text = _number(value, numbers)
-                    self.text(x + side / 2, y + side / 2, text, place.size * 0.35, _on(colour), alpha=opacity)
+                    self.text(x + side / 2, y + side / 2, text, place.size * 0.36, _on(colour), alpha=opacity)
 
     def words_beside(self, words: Sequence[str], place: Place, size: float = 14, alpha: float = 1) -> None:
         """Write words to the left of a grid's rows."""
         for row, word in enumerate(words):
             self.text(place.x - 8, place.y + (row + 0.47) * place.size, word, size, at="right", alpha=alpha)
 
-    def words_above(self, words: Sequence[str], place: Place, size: float = 11, alpha: float = 1) -> None:
+    def words_above(self, words: Sequence[str], place: Place, size: float = 12, alpha: float = 1) -> None:
         """Write words above a grid's columns."""
         for column, word in enumerate(words):
             self.text(place.x + (column + 0.47) * place.size, place.y - 10, word, size, alpha=alpha)

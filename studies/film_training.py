@@ -156,9 +156,9 @@ def _frame_of_plane(stage: Stage, alpha: float) -> None:
     corner = TOP + HIGH + 8
     stage.line([(LEFT, TOP - 4), (LEFT, corner), (LEFT + WIDE, corner)], PALE, 1.5, alpha=alpha)
     for share in (0.0, 0.5, 1.0):
-        stage.text(LEFT - 8, TOP + HIGH * (1 - share), f"{share:.1f}", 12, FAINT, at="right", alpha=alpha)
+        stage.text(LEFT - 8, TOP + HIGH * (1 - share), f"{share:.1f}", 13, FAINT, at="right", alpha=alpha)
     for nats in range(6):
-        stage.text(LEFT + WIDE * nats / MOST_NATS, TOP + HIGH + 20, str(nats), 12, FAINT, alpha=alpha)
+        stage.text(LEFT + WIDE * nats / MOST_NATS, TOP + HIGH + 20, str(nats), 13, FAINT, alpha=alpha)
     words = "entropy, nats:  looks at few tokens  →  at many"
     stage.text(LEFT + WIDE / 2, TOP + HIGH + 39, words, 13, FAINT, alpha=alpha)
     stage.text(28, TOP + HIGH / 2, "weight within 8 tokens", 13, FAINT, turned=True, alpha=alpha)
@@ -223,7 +223,7 @@ def _panel(
         [(PANELS_LEFT, top), (PANELS_LEFT, top + high), (PANELS_LEFT + PANELS_WIDE, top + high)], PALE, 1.2
     )
     for place, text in zip((0, 1), ends, strict=True):
-        stage.text(PANELS_LEFT - 7, top + high * (1 - place), text, 11, FAINT, at="right")
+        stage.text(PANELS_LEFT - 7, top + high * (1 - place), text, 13, FAINT, at="right")
     for xs, values, colour, width in lines:
         points = [(x, y) for x, y in zip(xs.tolist(), values.tolist(), strict=True) if 0 <= x <= now]
         after = next(((x, y) for x, y in zip(xs.tolist(), values.tolist(), strict=True) if x > now), None)
@@ -254,7 +254,15 @@ def _curves(stage: Stage, when: float) -> None:
     every = (_share(history.curve[:, 0]), history.curve[:, 1], PALE, 2.0)
     losses = torch.cat((history.curve[:1, 1], history.losses[1:]))  # none was taken before the first step
     means = (logs, losses, INK, 2.2)
-    _panel(stage, 0, "training loss, nats per token", (every, means), when, of_loss, ("2.0", "9.0"))
+    _panel(
+        stage,
+        0,
+        "loss: how badly mini predicts (nats per token)",
+        (every, means),
+        when,
+        of_loss,
+        ("2.0", "9.0"),
+    )
     loss = float(_at(losses, when))
     _value(stage, 0, when, of_loss(loss), f"{loss:.2f}", INK)
     for number, (name, label, words) in enumerate(CURVES, 1):
@@ -269,8 +277,8 @@ def _curves(stage: Stage, when: float) -> None:
     bottom = sum(PANELS[-1])
     for step in (16, 100, 1000):
         x = PANELS_LEFT + PANELS_WIDE * float(_share(history.steps.new_tensor([step]))[0])
-        stage.text(x, bottom + 13, f"{step:,}", 11, FAINT)
-    stage.text(PANELS_LEFT + PANELS_WIDE / 2, bottom + 29, "steps of training", 12, FAINT)
+        stage.text(x, bottom + 13, f"{step:,}", 13, FAINT)
+    stage.text(PANELS_LEFT + PANELS_WIDE / 2, bottom + 29, "steps of training", 13, FAINT)
 
 
 # Scenes

@@ -25,6 +25,7 @@ import typer
 import browser
 import headwise
 from headwise.cli import application
+from headwise.errors import INSTALLATION
 from headwise.examiner.steps import FAULTS
 from trained import minilm
 
@@ -204,6 +205,25 @@ def test_readme_reads_the_same_without_the_repository_around_it() -> None:
     assert any(link.endswith(".png") for link in links)
 
 
+INSTALL = re.compile(r"<!-- install -->\n(.*?)\n<!-- end install -->", re.DOTALL)
+
+
+def test_one_sentence_says_how_to_install_headwise() -> None:
+    """`headwise.errors.INSTALLATION` and README have the same words. Other pages link to README."""
+    readme = README.read_text("utf-8")
+    (sentence,) = INSTALL.findall(readme)
+    assert " ".join(sentence.split()) == INSTALLATION
+    assert "`make wheel`" in INSTALLATION
+    assert re.search(r"^wheel:.*## ", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    assert "\n## Install it\n" in readme
+    files = [*PAGES, *(ROOT / "src" / "headwise").rglob("*.py"), *(ROOT / "docs" / "examples").rglob("*")]
+    texts = {file: file.read_text("utf-8") for file in files if file.is_file() and file.suffix != ".pyc"}
+    texts[README] = INSTALL.sub("", readme)
+    texts.pop(ROOT / "src" / "headwise" / "errors.py")
+    own_words = re.compile(r"pip install (?:--[\w-]+ )*[\"']?headwise\b")
+    assert [file for file, text in texts.items() if own_words.search(text)] == []
+
+
 def test_project_urls_lead_into_one_repository() -> None:
     urls = _project()["urls"]
     source = urls["Source"]
@@ -217,6 +237,50 @@ def test_project_urls_lead_into_one_repository() -> None:
 def test_the_changelog_tells_of_this_version() -> None:
     text = (ROOT / "CHANGELOG.md").read_text("utf-8")
     assert re.search(rf"^## \[{re.escape(headwise.__version__)}\] - \d{{4}}-\d\d-\d\d$", text, re.MULTILINE)
+
+
+# The reading list
+
+READING = (ROOT / "docs" / "reading.md").read_text("utf-8")
+ISBN = re.compile(r"ISBN ([\d-]+\d)")
+
+
+def isbn_is_right(number: str) -> bool:
+    """True if the last digit of an ISBN of 13 digits is its check digit."""
+    digits = [int(digit) for digit in number.replace("-", "")]
+    return (
+        len(digits) == 13 and sum(digit * (3 if at % 2 else 1) for at, digit in enumerate(digits)) % 10 == 0
+    )
+
+
+def test_every_isbn_of_the_reading_list_has_its_check_digit() -> None:
+    numbers = ISBN.findall(READING)
+    assert len(numbers) >= 4 and [number for number in numbers if not isbn_is_right(number)] == []
+    assert not isbn_is_right("978-1-63343-716-7") and not isbn_is_right("978-1-63343-176-6")
+
+
+def test_every_identifier_of_the_reading_list_has_its_form_and_its_own_link() -> None:
+    """An arXiv id names a year and month until now; a link leads where its text says."""
+    labels = re.findall(r"\[([^\]]+)\]\(https://(arxiv\.org/abs|doi\.org)/([^)\s]+)\)", READING)
+    assert READING.count("https://arxiv.org/abs/") + READING.count("https://doi.org/") == len(labels) + 2
+    assert [label for label, _, target in labels if label != target] == []
+    papers = [target for _, site, target in labels if site == "arxiv.org/abs"]
+    assert len(papers) == len(set(papers)) >= 30
+    for paper in papers:
+        match = re.fullmatch(r"(\d\d)(\d\d)\.(\d{4,5})", paper)
+        assert match is not None and 1 <= int(match[2]) <= 12, paper
+        assert 7 <= int(match[1]) <= time.localtime().tm_year % 100, paper
+        assert len(match[3]) == (5 if int(match[1]) >= 15 else 4), paper  # five digits since January 2015
+    works = [target for _, site, target in labels if site == "doi.org"]
+    assert [work for work in works if not re.fullmatch(r"10\.\d{4,9}/[-._;()/:\w]+", work)] == []
+
+
+def test_every_entry_of_the_reading_list_has_an_identifier_or_an_address() -> None:
+    entries = re.findall(r"^- \*\*.*?(?=^- |^#|\Z)", READING, re.MULTILINE | re.DOTALL)
+    assert len(entries) >= 35
+    assert [entry for entry in entries if "](https://" not in entry and not ISBN.search(entry)] == []
+    years = re.findall(r"\((\d{4})\), .*?arXiv\s+\[(\d\d)", READING)
+    assert len(years) >= 30 and [(year, paper) for year, paper in years if year[2:] != paper] == []
 
 
 # The site

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 
 import pytest
 
@@ -14,6 +16,7 @@ from headwise.errors import (
     HeadwiseError,
     MaskError,
     ShapeError,
+    install_command,
     nearest,
 )
 
@@ -52,3 +55,16 @@ def test_a_misspelt_name_is_met_with_the_one_meant(typed: str, intended: str) ->
 
 def test_a_name_like_no_other_is_met_with_the_choices_alone() -> None:
     assert nearest("xyzzy", ["sdpa", "triton"]) == "choose from sdpa, triton"
+
+
+def test_the_command_for_an_extra_works_before_headwise_is_published() -> None:
+    """pip takes the installed headwise: without an index it finds that nothing of this extra is missing."""
+    command = install_command("cli", "viz")
+    assert command == 'pip install "headwise[cli,viz]"'
+    requirement = command.partition('"')[2].rstrip('"')
+    options = ["--no-index", "--dry-run", "--disable-pip-version-check", "--no-input"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "install", *options, requirement], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"Requirement already satisfied: {requirement}" in done.stdout

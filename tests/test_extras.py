@@ -144,7 +144,7 @@ def test_an_extra_brings_what_it_needs_and_nothing_of_the_others() -> None:
 def test_readme_says_what_look_needs() -> None:
     """The environment in which `headwise look` is tried is the one that README asks for."""
     readme = (ROOT / "README.md").read_text("utf-8")
-    (extras,) = re.findall(r'pip install "\.\[([a-z,]+)\]"', readme)
+    (extras,) = re.findall(r'pip install -e "\.\[([a-z,]+)\]"', readme)
     (doors,) = (
         doors for expected, doors in EXPECTED.items() if set(expected.split(",")) == set(extras.split(","))
     )

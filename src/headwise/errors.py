@@ -81,23 +81,41 @@ def outside() -> int:
 INSIDE = (__name__.partition(".")[0] + ".", "contextlib")
 
 
-# Packages that only a part of headwise needs
+# Installing headwise, and packages that only a part of it needs
+
+# How to get headwise itself, as Markdown, for notebooks, handouts and messages; README has the same sentence.
+# On the day of publication this becomes 'Install it with `pip install "headwise[cli,viz]"`.'
+INSTALLATION = (
+    "headwise is not on the package index yet. "
+    'In a clone, `make look` sets up .venv, and `pip install -e ".[cli,viz]"` installs it elsewhere. '
+    'With a wheel in dist/ (`make wheel` writes it), use `pip install --find-links dist "headwise[cli,viz]"`.'
+)
+
+
+def install_command(*extras: str) -> str:
+    """Return the command that installs the packages of some extras, where headwise is installed already.
+
+    pip uses the installed headwise, whether it came from a clone, a wheel or a package index, and fetches
+    only the packages that are missing.
+    """
+    return f'pip install "headwise[{",".join(extras)}]"'
 
 
 REMEDIES = {  # package -> how to get it
-    "typer": 'pip install "headwise[cli]"',
-    "rich": 'pip install "headwise[cli]"',
-    "matplotlib": 'pip install "headwise[viz]"',
-    "transformers": 'pip install "headwise[watch]"',
-    "safetensors": 'pip install "headwise[watch]"',
-    "tokenizers": 'pip install "headwise[cli]"',
+    "typer": install_command("cli"),
+    "rich": install_command("cli"),
+    "matplotlib": install_command("viz"),
+    "transformers": install_command("watch"),
+    "safetensors": install_command("watch"),
+    "tokenizers": install_command("cli"),
     "numpy": "pip install numpy",
     "pandas": "pip install pandas",
-    "pyarrow": 'pip install "headwise[survey]"',
-    "ray": 'pip install "headwise[ray]"',
-    "starlette": 'pip install "headwise[serve]"',
-    "uvicorn": 'pip install "headwise[serve]"',
-    "anywidget": 'pip install "headwise[notebook]"',
+    "pyarrow": install_command("survey"),
+    "ray": install_command("ray"),
+    "starlette": install_command("serve"),
+    "uvicorn": install_command("serve"),
+    "anywidget": install_command("notebook"),
+    "latex2mathml": install_command("teach"),
 }
 
 

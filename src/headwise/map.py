@@ -529,7 +529,7 @@ class AttentionMap(StandIn):
         key_tokens: Sequence[str] | None = None,
         batch: int = 0,
     ) -> Figure:
-        """Return a heat map of every head, as a matplotlib figure (`pip install "headwise[viz]"`).
+        """Return a heat map of every head, as a matplotlib figure (it needs the extra `viz`).
 
         Args:
             tokens: one name per position, if queries and keys come from the same text.

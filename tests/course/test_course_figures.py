@@ -122,6 +122,7 @@ def printed_by(name: str) -> str:
     return "\n".join(shown.printed for shown in run_lesson(read_lesson_file(name)).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "form"),
     [
@@ -181,6 +182,7 @@ def test_the_text_without_code_says_what_two_texts_lose_without_head_3_4() -> No
     assert f"rises only from {errors[0]} to {errors[1]} without head 3.4" in page
 
 
+@pytest.mark.slow
 def test_the_text_without_code_quotes_lesson_17() -> None:
     pytest.importorskip("matplotlib")
     page, printed = text_of("without_code.md", "markdown"), printed_by("17_cost_of_a_head.py")

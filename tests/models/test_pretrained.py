@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import headwise as hw
-from headwise.errors import ArgumentError
+from headwise.errors import INSTALLATION, ArgumentError
 from headwise.models import pretrained
 from headwise.models.pretrained import SPACE, built_in, load, minilm_folder, most_tokens, read
 from trained import SIZES, a_folder, a_tokenizer, an_own_folder, mini, minilm, needs_minilm
@@ -97,7 +97,7 @@ def test_a_broken_installation_says_so(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(pretrained, "__file__", str(tmp_path / "pretrained.py"))
     with pytest.raises(ImportError, match=r"has no config.json, .*, tokenizer.json; reinstall") as caught:
         load()
-    assert "pip install --force-reinstall headwise" in str(caught.value) and caught.value.name == "headwise"
+    assert INSTALLATION in str(caught.value) and caught.value.name == "headwise"
 
 
 # MiniLM-L6

@@ -56,7 +56,7 @@ def some_roles() -> Roles:
     numbers: dict[str, Any] = {"share": 0.91, "low": 0.88, "high": 0.94, "cases": 311, "by_distance": {}}
     rules = {"-2 words": 0.44, "the first noun": 0.31}
     actual = Role("noun > determiner", True, 1, 2, rules=rules, **numbers)
-    lost = Role("verb > subject", False, 0, 1, rules={"-1 words": 0.9}, **numbers)
+    lost = Role("verb > subject", False, 0, 1, rules={"-1 words": 0.9, "the first noun": 0.4}, **numbers)
     return Roles({role.name: role for role in (actual, lost)}, {}, [0, 1])
 
 
@@ -95,8 +95,10 @@ def test_the_card_says_what_was_read_how_it_was_trained_and_what_heads_do() -> N
     assert "| 1.2 | previous-token | 0.87 | 0.17 |" in message and "| 0.0 | – | 0.10 | 0.02 |" in message
     assert "on the token before at step 8,000." in message
     assert "1 of 2 relations found" in message
-    assert "| noun > determiner | 1.2 | 0.91 (0.88 to 0.94) | 0.44, -2 words | **found** | 311 |" in message
-    assert "| verb > subject | 0.1 | 0.91 (0.88 to 0.94) | 0.90, -1 words | not found | 311 |" in message
+    rules = "0.44, -2 words | 0.31, the first noun"
+    assert f"| noun > determiner | 1.2 | 0.91 (0.88 to 0.94) | {rules} | **found** | 311 |" in message
+    rules = "0.90, -1 words | 0.40, the first noun"
+    assert f"| verb > subject | 0.1 | 0.91 (0.88 to 0.94) | {rules} | not found | 311 |" in message
 
 
 @pytest.mark.parametrize(

@@ -102,8 +102,9 @@ def test_parts_of_words_are_joined() -> None:
 def a_role(name: str, head: int, is_found: bool, **changes: Any) -> Role:
     values: dict[str, Any] = {
         "name": name, "found": is_found, "layer": 1, "head": head, "share": 0.9, "low": 0.8, "high": 0.95,
-        "cases": 50, "rules": {"the nearest noun": 0.4 if is_found else 0.9}, "by_distance": {6: (0.9, 20)},
+        "cases": 50, "by_distance": {6: (0.9, 20)},
         "heads": [(1, head, 0.9)] if is_found else [],
+        "rules": {"-1 words": 0.2, "the nearest noun": 0.4 if is_found else 0.9},
     }  # fmt: skip
     return Role(**values | changes)
 
@@ -138,7 +139,7 @@ def test_roles_decide_what_holds_in_general(monkeypatch: pytest.MonkeyPatch) -> 
     assert verdicts["a single head learns only one kind of relation"] == "wrong"
     assert rows["a single head learns only one kind of relation"].head == "1.1"
     assert rows["a head joins subject and verb"].number == "verb > subject: 0.90 (0.80 to 0.95)"
-    assert rows["a head joins subject and verb"].rule == "the nearest noun 0.40"
+    assert rows["a head joins subject and verb"].rule == "the nearest noun 0.40; -1 words 0.20"
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder"])

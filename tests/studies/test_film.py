@@ -13,9 +13,10 @@ from studies.film_example import HEADS, WORDS, example
 
 import headwise as hw
 from headwise.errors import ArgumentError, PackageMissing
-from studies import film, film_attention, film_training
+from studies import film, film_attention, film_opening, film_training
 
 DOCS = Path(film.__file__).resolve().parents[1] / "docs"
+LESSONS = Path(hw.__file__).parent / "course" / "lessons"
 CUE = re.compile(r"(\d\d):(\d\d):(\d\d\.\d{3}) --> (\d\d):(\d\d):(\d\d\.\d{3})\n(.+)")
 
 
@@ -53,17 +54,36 @@ def test_the_example_shows_what_its_captions_say() -> None:
     assert total == pytest.approx(float(example().q[row, column]))  # one decimal is all there is
 
 
+# The opening
+
+
+def test_the_opening_shows_the_text_and_the_numbers_of_lesson_0() -> None:
+    lesson = (LESSONS / "00_attention.py").read_text("utf-8")
+    assert f'text = "{film_opening.TEXT}"' in lesson
+    facts = film_opening.facts()
+    assert f'predicts "letter" with {facts["probability"]}' in " ".join(lesson.split())
+    assert f'"news", {facts["other_probability"]}' in lesson
+    assert f"no token gets more than {facts['alone_probability']}" in lesson
+    assert f"falls from {facts['probability']} to {facts['without']}" in lesson
+    data = film_opening.opening()
+    assert data.tokens[max(range(12), key=data.weights.__getitem__)] == film_opening.WORD
+    assert data.predictions[0].tokens[0] == "letter" and data.predictions[1].tokens[0] == "news"
+    assert sum(data.weights) == pytest.approx(1)
+    first = film.scenes()[0]
+    assert first.name == "question" and first.part == film.OPENING
+
+
 # Scenes and captions
 
 
-def test_the_film_takes_60_to_90_seconds_and_nobody_has_to_read_faster_than_20_letters_a_second() -> None:
+def test_the_film_takes_90_to_150_seconds_and_nobody_has_to_read_faster_than_20_letters_a_second() -> None:
     scenes = film.scenes()
-    assert 60 <= sum(scene.seconds for scene in scenes) <= 90
+    assert 90 <= sum(scene.seconds for scene in scenes) <= 150
     assert len({scene.name for scene in scenes}) == len(scenes)
     hurried = [s.name for s in scenes if len(s.caption) > 20 * s.seconds]
     assert hurried == []
-    assert sum(s.seconds for s in film.scenes(75)) == pytest.approx(75)
-    with pytest.raises(ArgumentError, match="seconds must be 60 to 90: got 30"):
+    assert sum(s.seconds for s in film.scenes(110)) == pytest.approx(110)
+    with pytest.raises(ArgumentError, match="seconds must be 90 to 150: got 30"):
         film.scenes(30)
 
 
@@ -76,20 +96,34 @@ def test_captions_cover_the_film_and_are_those_of_its_files() -> None:
     assert actual[0][0] == 0 and actual[-1][1] == pytest.approx(sum(scene.seconds for scene in scenes))
     assert all(a[1] == b[0] and a[0] < a[1] for a, b in pairwise(actual))
     page = (DOCS / "learn" / "film.md").read_text("utf-8")
-    assert film.transcript(scenes) in page and film.with_transcript(page, scenes) == page
+    assert film.with_chapters(page, scenes) == page and "(film_transcript.md)" in page
+    assert (DOCS / "learn" / "film_transcript.md").read_text("utf-8") == film.transcript(scenes)
     C, L, H = film_training.life().shape
     assert f"The {L * H} heads" in page and f"{C} checkpoints" in page
-    with pytest.raises(ArgumentError, match="page must contain the lines <!-- captions -->"):
-        film.with_transcript("nothing", scenes)
+    with pytest.raises(ArgumentError, match="page must contain the lines <!-- chapters -->"):
+        film.with_chapters("nothing", scenes)
+
+
+def test_chapters_cover_the_film_from_its_beginning() -> None:
+    scenes = film.scenes()
+    text = (DOCS / "film_chapters.vtt").read_text("utf-8")
+    assert text == film.chapters_vtt(scenes)
+    listed = film.chapters(scenes)
+    assert [(start, end, title) for title, start, end in listed] == cues(text)
+    assert listed[0][:2] == ("Why a word needs the others", 0)
+    assert listed[-1][0] == "Heads in training" and listed[-1][2] == sum(scene.seconds for scene in scenes)
+    assert all(a[2] == b[1] for a, b in pairwise(listed))
+    assert len({title for title, _, _ in listed}) == len(listed) == 10
 
 
 def test_captions_of_training_say_what_was_measured() -> None:
     life, message = hw.models.specialisation(), film_training.facts()
-    expected_message = " ".join(scene.caption for scene in film.scenes() if scene.part == 1)
+    expected_message = " ".join(scene.caption for scene in film.scenes() if scene.part == film.TRAINING)
     layer, head = map(int, message["before_head"].split("."))
     at = life.steps.tolist().index(int(message["before_step"].replace(",", "")))
     assert f"{float(life.statistics['previous'][at, layer, head]):.2f}" == message["before_score"]
     assert all(value in expected_message for value in message.values())
+    assert message["repeat_head"] == "{}.{}".format(*film_opening.HEAD_NUMBER)  # “letter”
     labels = [{name or "no label" for row in each for name in row} for each in life.labels]
     assert labels[0] == {"broad"}  # "at first all are broad"
     first = {
@@ -106,22 +140,33 @@ def test_captions_of_training_say_what_was_measured() -> None:
 @pytest.mark.parametrize("scene", film.scenes(), ids=lambda scene: scene.name)
 def test_a_frame_of_every_scene_is_drawn(scene: film.Scene) -> None:
     dots = film.frame(scene, 0.6, 0.5)
-    assert dots.shape == (540, 960, 3) and dots.dtype == numpy.uint8
-    assert dots[100:460].std() > 5  # something is there
-    band = dots[482:535]  # the caption: white on dark, with room on both sides
-    assert band.max() > 240 and band[:, :30].max() < 60 and band[:, -30:].max() < 60
+    assert dots.shape == (1080, 1920, 4) and dots.dtype == numpy.uint8
+    assert dots[200:920, :, :3].std() > 5  # something is there
+    band = dots[964:1070, :, :3]  # the caption: white on dark, with room on both sides
+    assert band.max() > 240 and band[:, :40].max() < 60 and band[:, -40:].max() < 60
 
 
 # Files
 
 
 @pytest.mark.parametrize(
-    ("name", "starts"), [("film.webm", b"\x1a\x45\xdf\xa3"), ("film.gif", b"GIF89a"), ("film.vtt", b"WEBVTT")]
+    ("name", "starts", "megabytes"),
+    [
+        ("film.webm", b"\x1a\x45\xdf\xa3", 8),
+        ("film.gif", b"GIF89a", 3),
+        ("film.vtt", b"WEBVTT", 0.1),
+        ("film_chapters.vtt", b"WEBVTT", 0.1),
+    ],
 )
-def test_the_films_are_there_and_small(name: str, starts: bytes) -> None:
+def test_the_films_are_there_and_small(name: str, starts: bytes, megabytes: float) -> None:
     file = DOCS / name
-    assert file.read_bytes()[:16].startswith(starts)
-    assert file.stat().st_size <= 2.5e6
+    data = file.read_bytes()
+    assert data.startswith(starts)
+    assert file.stat().st_size <= megabytes * 1e6
+    if name == "film.webm":
+        width, height = (number.to_bytes(2, "big") for number in (1920, 1080))
+        assert b"\xb0\x82" + width in data[:4000] and b"\xba\x82" + height in data[:4000]
+        assert b"Heads in training" in data  # a chapter
     assert f"../{name}" in (DOCS / "learn" / "film.md").read_text("utf-8")
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import ArgumentError, AttentionBypassed, are_here
+from ..errors import ArgumentError, AttentionBypassed, are_here, install_command
 from ..whole_files import place_for
 from .terminal import uncollected
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 PICTURE = Path("heads.png")
 PICTURES = (".png", ".svg", ".pdf")
 LISTED, CHANGED = 20, 10  # heads in a table: of one text, of two that are compared
-OURS = ("matplotlib", "rich", "safetensors", "tokenizers"), 'pip install "headwise[cli,viz]"'
-THEIRS = ("matplotlib", "rich", "transformers"), 'pip install "headwise[cli,viz,watch]"'
+OURS = ("matplotlib", "rich", "safetensors", "tokenizers"), install_command("cli", "viz")
+THEIRS = ("matplotlib", "rich", "transformers"), install_command("cli", "viz", "watch")
 STANDARD_OUTPUT = "-"
 ALONE = ("--roles", "--written", "--terminal", "--json", "--sort", "--ascending")
 PRINTED = ("--terminal", "--sort", "--ascending", "--top")

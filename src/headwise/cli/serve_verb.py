@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import ArgumentError, are_here
+from ..errors import ArgumentError, are_here, install_command
 from .terminal import complete_devices, complete_models, option, progress_line, text_or_file, uncollected
 
 MODEL = "mini|minilm|NAME|PATH|MODULE:FUNCTION"
@@ -86,7 +86,7 @@ def serve(
 
     Exit codes: 0: ended by Ctrl-C; 1: a package is missing; 2: wrong arguments, explained in one line.
     """
-    are_here(("starlette", "uvicorn", "rich"), "headwise serve needs", 'pip install "headwise[cli,serve]"')
+    are_here(("starlette", "uvicorn", "rich"), "headwise serve needs", install_command("cli", "serve"))
     if token is not None and not (len(token) >= 8 and token.isascii() and token.isalnum()):
         raise ArgumentError(
             f"token must be at least 8 letters or digits: got {len(token)} characters; leave it out to draw "

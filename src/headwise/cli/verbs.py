@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import PackageMissing, are_here, needed
+from ..errors import PackageMissing, are_here, install_command, needed
 from .look_command import (
     LISTED,
     PICTURE,
@@ -283,9 +283,9 @@ def survey(
     unsupported types were left out; 1: a package is missing; 2: wrong arguments or no disk space, explained
     in one line; 130: Ctrl-C.
     """
-    are_here(("pyarrow", "numpy", "rich"), "headwise survey needs", 'pip install "headwise[cli,survey]"')
+    are_here(("pyarrow", "numpy", "rich"), "headwise survey needs", install_command("cli", "survey"))
     if engine == "ray":
-        are_here(("ray",), "headwise survey --engine ray needs", 'pip install "headwise[ray]"')
+        are_here(("ray",), "headwise survey --engine ray needs", install_command("ray"))
     with progress_line("Loading torch", at_once=True), uncollected():
         from ..corpus.result import OTHER_KINDS, check_sort, losses_table, sentences
         from ..corpus.survey import survey as surveyed

@@ -429,7 +429,7 @@ class Robustness:
         }
 
     def plot(self) -> Figure:
-        """Return the curves, as a matplotlib figure (`pip install "headwise[viz]"`)."""
+        """Return the curves, as a matplotlib figure (it needs the extra `viz`)."""
         from ..show.curves import robustness_curve
 
         return robustness_curve(self)

