@@ -44,6 +44,7 @@ __all__ = [
     "load_heads",
     "load_pruned",
     "load_survey",
+    "logit_lens",
     "models",
     "nn",
     "parallel",
@@ -66,6 +67,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from . import budget, errors, heads, models, nn, parallel, scoring, testing
     from .circuits.attribution import attribution
+    from .circuits.lens import logit_lens
     from .corpus.result import load_survey
     from .corpus.survey import survey
     from .examiner.checks import check, check_file
@@ -112,6 +114,7 @@ _HOMES = {
     "load_heads": ".heads.collection",
     "load_pruned": ".listeners.pruning",
     "load_survey": ".corpus.result",
+    "logit_lens": ".circuits.lens",
     "patch": ".listeners.head_outputs",
     "prune": ".listeners.pruning",
     "restore": ".nn.as_torch.adoption",

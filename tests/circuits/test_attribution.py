@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from language_models import FAMILIES, POSITIONS, E, V, albert_for_tokens, family, inputs_for, spread
 from torch import Tensor, nn
 
 import headwise as hw
@@ -14,54 +15,7 @@ from headwise.circuits.attribution import Attribution
 from headwise.circuits.residual_stream import blocks_of
 from headwise.errors import ArgumentError
 from headwise.models import Transformer, TransformerConfig, load
-from small_models import albert, bert, hooks_on, hugging_face, ours, torch_encoder
-
-V, E = 53, 24
-SIZES: dict[str, Any] = {
-    "vocab_size": V, "hidden_size": E, "num_hidden_layers": 3, "num_attention_heads": 3,
-    "intermediate_size": 41,
-}  # fmt: skip
-GROUPED = SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10}
-GPT2 = {"vocab_size": V, "n_embd": E, "n_layer": 3, "n_head": 3, "n_positions": 31}
-T5 = {"vocab_size": V, "d_model": E, "d_kv": 7, "d_ff": 41, "num_layers": 2, "num_heads": 5}
-OPT = {
-    "vocab_size": V, "hidden_size": E, "num_hidden_layers": 3, "num_attention_heads": 3, "ffn_dim": 41,
-    "max_position_embeddings": 31, "word_embed_proj_dim": E,
-}  # fmt: skip
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "GPT2": ("LMHeadModel", GPT2),
-    "Llama": ("ForCausalLM", GROUPED),
-    "Qwen3": ("ForCausalLM", GROUPED),
-    "Gemma2": ("ForCausalLM", GROUPED | {"query_pre_attn_scalar": 10, "final_logit_softcapping": 3.0}),
-    "OPT": ("ForCausalLM", OPT),
-    "Phi": ("ForCausalLM", SIZES | {"partial_rotary_factor": 0.5}),
-    "Bert": ("ForMaskedLM", SIZES),
-    "T5": ("ForConditionalGeneration", T5),
-}
-POSITIONS = {"Bert": 3}
-
-
-def spread(model: nn.Module) -> Any:
-    """Every parameter far from its start, in float64: no norm has a weight of 1 or a bias of 0."""
-    torch.manual_seed(3)
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, 1.0 if parameter.ndim == 1 else 0.0, 0.3)
-    return model.double().eval()
-
-
-def family(name: str) -> Any:
-    hf = hugging_face()
-    suffix, sizes = FAMILIES[name]
-    config = getattr(hf, f"{name}Config")(**sizes)
-    return spread(getattr(hf, f"{name}{suffix}")(config))
-
-
-def inputs_for(name: str, batch: int = 2, length: int = 7) -> dict[str, Tensor]:
-    random = torch.Generator().manual_seed(5)
-    inputs = {"input_ids": torch.randint(3, V, (batch, length), generator=random)}
-    if name == "T5":
-        inputs["decoder_input_ids"] = torch.randint(3, V, (batch, 5), generator=random)
-    return inputs
+from small_models import albert, bert, hooks_on, ours, torch_encoder
 
 
 def total_of(parts: Attribution) -> Tensor:
@@ -167,9 +121,7 @@ def test_the_total_is_the_logit_before_its_cap() -> None:
 
 
 def test_a_layer_that_runs_again_has_parts_of_each_run() -> None:
-    hf = hugging_face()
-    sizes = SIZES | {"embedding_size": 11, "num_hidden_groups": 1}
-    model = spread(hf.AlbertForMaskedLM(hf.AlbertConfig(**sizes)))
+    model = albert_for_tokens()
     parts = hw.attribution(model, inputs_for("Bert"), 7, position=2)
     torch.testing.assert_close(total_of(parts), parts.total, rtol=1e-10, atol=1e-10)
     assert len(parts.heads) == 3 and len(parts.mlps) == 3

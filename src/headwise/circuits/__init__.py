@@ -2,4 +2,5 @@
 
 residual_stream.py    a forward in which only the residual stream and the norms on it carry a gradient
 attribution.py        `attribution`: what each head, MLP and the embedding adds to a logit
+lens.py               `logit_lens`: the token that would be predicted after each block
 """

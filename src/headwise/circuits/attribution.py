@@ -129,16 +129,19 @@ class Attribution:
     __repr__ = __str__
 
 
-class _Outputs(Listener):
-    """Outputs of heads and shapes of calls."""
+class HeadOutputsHeard(Listener):
+    """Outputs of heads, if `keeps`, and shapes of calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, keeps: bool = True) -> None:
+        self.keeps = keeps
         self.heads: dict[str, Tensor] = {}
         self.calls: list[CallShape] = []
 
     def hear(self, call: LayerCall) -> None:
         B, _, T, _ = call.weights.shape
         self.calls.append((call.kind, B, T, call.weights.mask.counted(T)))
+        if not self.keeps:
+            return
         if call.output is None:
             raise ArgumentError(
                 f"model must compute outputs of heads: those of {path_in_words(call.path)} cannot be read"
@@ -201,14 +204,14 @@ def attribution(
     """
     check_eval_mode(model, also_dropout=True)
     check_inputs(inputs)
-    heard = _Outputs()
+    heard = HeadOutputsHeard()
     with residual_stream(model) as stream, attach(model, heard) as attachment:
         output = run(model, inputs)
         comparison = comparison_of(model, inputs, output, heard.calls, tokenizer)
         logits = tensor_of(output) if stream.unembedded is None else stream.unembedded
         rows = _rows(logits, comparison, position)  # [B, V]
-        wanted = [(1, _ids(target, "target", rows, tokenizer))]
-        wanted += [] if against is None else [(-1, _ids(against, "against", rows, tokenizer))]
+        wanted = [(1, ids_of(target, "target", rows, tokenizer))]
+        wanted += [] if against is None else [(-1, ids_of(against, "against", rows, tokenizer))]
         total = sum((sign * rows.gather(1, ids[:, None])[:, 0] for sign, ids in wanted), rows.new_zeros(()))
         leaves = [*stream.embeddings, *stream.written.values(), *stream.biases]
         gradients = torch.autograd.grad(total.sum(), leaves, allow_unused=True)
@@ -241,7 +244,7 @@ def _rows(logits: Tensor, comparison: Comparison, position: int | None) -> Tenso
     return logits[:, position].double()
 
 
-def _ids(target: Target, name: str, rows: Tensor, tokenizer: Tokenizer | None) -> Tensor:
+def ids_of(target: Target, name: str, rows: Tensor, tokenizer: Tokenizer | None) -> Tensor:
     """Return the id of a target for each sequence, [B]."""
     B, V = rows.shape
     if isinstance(target, str):
@@ -288,7 +291,7 @@ def _check_sum(result: Attribution, stream: ResidualStream, dtype: torch.dtype) 
 def _parts(
     model: nn.Module,
     stream: ResidualStream,
-    heard: _Outputs,
+    heard: HeadOutputsHeard,
     factors: Mapping[int, Tensor | None],
     totals: tuple[Tensor, Tensor],
     names: Mapping[str, Layer],

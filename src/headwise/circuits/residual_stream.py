@@ -109,7 +109,7 @@ def residual_stream(model: nn.Module) -> Iterator[ResidualStream]:
         if module in entered:  # a block that runs again reads what it wrote
             return None
         entered.add(module)
-        place, x = next((name, x) for name, x in _named(args, kwargs) if _is_states(x))
+        place, x = next((name, x) for name, x in named_arguments(args, kwargs) if is_states(x))
         stream.embeddings.append(leaf(x))
         if isinstance(place, str):
             return args, {**kwargs, place: stream.embeddings[-1]}
@@ -171,24 +171,24 @@ def residual_stream(model: nn.Module) -> Iterator[ResidualStream]:
         add = stack.enter_context
         for paths in stacks.values():
             first = model.get_submodule(paths[0])
-            add(_removed(first.register_forward_pre_hook(enter, with_kwargs=True)))
-        add(_removed(model.get_submodule(last).register_forward_hook(leave)))
+            add(removed(first.register_forward_pre_hook(enter, with_kwargs=True)))
+        add(removed(model.get_submodule(last).register_forward_hook(leave)))
         for path, module in model.named_modules():
             inside = any(path.startswith(f"{block}.") for block in blocks)
             if unembedding is not None and module is unembedding:
-                add(_removed(module.register_forward_hook(unembed)))
+                add(removed(module.register_forward_hook(unembed)))
             elif NORM.search(type(module).__name__):
-                add(_removed(module.register_forward_hook(normalise(path))))
+                add(removed(module.register_forward_hook(normalise(path))))
             elif inside and _is_writer(module):
-                add(_removed(module.register_forward_hook(write(path))))
+                add(removed(module.register_forward_hook(write(path))))
             elif not inside and not module._modules and not isinstance(module, nn.Dropout | nn.Embedding):
-                add(_removed(module.register_forward_hook(pass_on)))
+                add(removed(module.register_forward_hook(pass_on)))
         with torch.inference_mode(False), torch.enable_grad():
             yield stream
 
 
 @contextmanager
-def _removed(handle: torch.utils.hooks.RemovableHandle) -> Iterator[None]:
+def removed(handle: torch.utils.hooks.RemovableHandle) -> Iterator[None]:
     """Remove a hook at the end of the block."""
     try:
         yield
@@ -196,12 +196,12 @@ def _removed(handle: torch.utils.hooks.RemovableHandle) -> Iterator[None]:
         handle.remove()
 
 
-def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[int | str, Any]]:
+def named_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[int | str, Any]]:
     yield from enumerate(args)
     yield from kwargs.items()
 
 
-def _is_states(x: object) -> bool:
+def is_states(x: object) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 3
 
 
