@@ -21,6 +21,11 @@ OPT = {
     "vocab_size": V, "hidden_size": E, "num_hidden_layers": 3, "num_attention_heads": 3, "ffn_dim": 41,
     "max_position_embeddings": 31, "word_embed_proj_dim": E,
 }  # fmt: skip
+FALCON = {"vocab_size": V, "hidden_size": E, "num_hidden_layers": 3, "num_attention_heads": 3}
+MIXED = {
+    "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 11,
+    "shared_expert_intermediate_size": 13, "decoder_sparse_step": 1,
+}  # fmt: skip
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "GPT2": ("LMHeadModel", GPT2),
     "Llama": ("ForCausalLM", GROUPED),
@@ -30,6 +35,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Phi": ("ForCausalLM", SIZES | {"partial_rotary_factor": 0.5}),
     "Bert": ("ForMaskedLM", SIZES),
     "T5": ("ForConditionalGeneration", T5),
+    "Nemotron": ("ForCausalLM", GROUPED),  # a layer norm of weight + 1
+    "Cohere": ("ForCausalLM", GROUPED | {"logit_scale": 0.25}),
+    "Granite": ("ForCausalLM", GROUPED | {"logits_scaling": 8.0, "residual_multiplier": 0.5}),
+    "Falcon": ("ForCausalLM", FALCON),  # writes into the output of its MLP
+    "Qwen2Moe": ("ForCausalLM", GROUPED | MIXED),  # a gate beside the shared expert
+    "Mixtral": ("ForCausalLM", GROUPED | {"num_local_experts": 3, "num_experts_per_tok": 2}),
+    "Olmo": ("ForCausalLM", GROUPED),  # norms without weight
 }
 POSITIONS = {"Bert": 3}
 
@@ -46,6 +58,7 @@ def family(name: str) -> Any:
     hf = hugging_face()
     suffix, sizes = FAMILIES[name]
     config = getattr(hf, f"{name}Config")(**sizes)
+    config._experts_implementation = "eager"  # grouped products know no float64
     return spread(getattr(hf, f"{name}{suffix}")(config))
 
 

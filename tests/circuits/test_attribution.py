@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from language_models import FAMILIES, POSITIONS, E, V, albert_for_tokens, family, inputs_for, spread
+from language_models import FAMILIES, POSITIONS, SIZES, E, V, albert_for_tokens, family, inputs_for, spread
 from torch import Tensor, nn
 
 import headwise as hw
@@ -15,7 +15,7 @@ from headwise.circuits.attribution import Attribution
 from headwise.circuits.residual_stream import blocks_of
 from headwise.errors import ArgumentError
 from headwise.models import Transformer, TransformerConfig, load
-from small_models import albert, bert, hooks_on, ours, torch_encoder
+from small_models import albert, bert, hooks_on, hugging_face, ours, torch_encoder
 
 
 def total_of(parts: Attribution) -> Tensor:
@@ -31,9 +31,9 @@ class Frozen:
         self.model, self.writers = model, writers
         self.clean: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def is_frozen(self, module: nn.Module) -> bool:
+    def is_frozen(self, path: str, module: nn.Module) -> bool:
         kind = type(module).__name__
-        return kind.endswith("Norm") or (kind == "GELUActivation")
+        return "Norm" in kind or kind == "GELUActivation" or path.endswith("gate")
 
     def run(self, inputs: dict[str, Tensor], removed: dict[str, Tensor]) -> Tensor:
         """The logits, before a cap; what is in `removed` is subtracted from the output of a module."""
@@ -47,24 +47,30 @@ class Frozen:
                 if path not in self.clean:
                     self.clean[path] = (args[0], output)
                 x, y = self.clean[path]
+                if path.endswith("gate"):
+                    return y
                 moved = args[0] - x
-                if isinstance(module, nn.LayerNorm):
-                    scale = (x.var(-1, correction=0, keepdim=True) + module.eps).rsqrt()
-                    return y + (moved - moved.mean(-1, keepdim=True)) * scale * module.weight
+                if "LayerNorm" in type(module).__name__ and "T5" not in type(module).__name__:
+                    scale = (x.var(-1, correction=0, keepdim=True) + getattr(module, "eps", 1e-5)).rsqrt()
+                    weight = getattr(module, "weight", None)
+                    weight = 1.0 if weight is None else weight
+                    weight = weight + 1.0 if "1P" in type(module).__name__ else weight
+                    return y + (moved - moved.mean(-1, keepdim=True)) * scale * weight
                 return y + moved * (y / x)
 
             return change
 
         for path, module in self.model.named_modules():
-            if path in self.writers or self.is_frozen(module):
+            if path in self.writers or self.is_frozen(path, module):
                 handles.append(module.register_forward_hook(hook(path)))
         last: Any = self.model.get_output_embeddings()  # type: ignore[operator]
         handles.append(last.register_forward_hook(lambda module, args, output: captured.append(output)))
         with torch.no_grad():
-            self.model(**inputs)
+            logits = self.model(**inputs).logits
         for handle in handles:
             handle.remove()
-        return captured[-1]
+        cap = getattr(self.model.config, "final_logit_softcapping", None)
+        return logits if cap is None else captured[-1]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -305,3 +311,188 @@ def test_half_precision_sums_within_its_rounding() -> None:
     parts = hw.attribution(model, inputs, 7)
     exact = hw.attribution(model.double(), inputs, 7)
     assert bool(((parts.total - exact.total).abs() < 0.05 * (1 + exact.total.abs())).all())
+
+
+class Block(nn.Module):
+    """Attention and an MLP, each behind a norm; without attention, the MLP alone."""
+
+    def __init__(self, has_attention: bool = True) -> None:
+        super().__init__()
+        self.attention = hw.MultiHeadAttention(E, 3) if has_attention else None
+        self.norm, self.norm_2 = nn.LayerNorm(E), nn.LayerNorm(E)
+        self.up, self.down = nn.Linear(E, 41), nn.Linear(41, E)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.attention is not None:
+            x = x + self.attention(self.norm(x))[0]
+        return x + self.down(self.up(self.norm_2(x)).relu())
+
+
+class Model(nn.Module):
+    """Blocks in one or two stacks, which may run in another order than they are numbered."""
+
+    def __init__(self, blocks: list[Block], late: list[Block], order: int = 1, head: Any = None) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(V, E)
+        self.layers, self.late, self.order = nn.ModuleList(blocks), nn.ModuleList(late), order
+        self.norm = nn.LayerNorm(E)
+        self.head = nn.Identity() if head is None else head
+        self.output = nn.Linear(E, V)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        for block in [*list(self.layers)[:: self.order], *self.late]:
+            x = block(x)
+        return self.output(self.head(self.norm(x)))
+
+
+def check_heads(model: nn.Module, ids: Tensor, count: int) -> None:
+    """Assert that all layers have parts that sum to the logit; heads' are those of a fixed last norm."""
+    parts = hw.attribution(model, ids, 7, position=4)
+    assert len(parts.heads) == count and all(bool((values != 0).all()) for values in parts.heads.values())
+    torch.testing.assert_close(parts.total, model(ids)[:, 4, 7])
+    torch.testing.assert_close(total_of(parts), parts.total, rtol=1e-12, atol=1e-12)
+    states: list[Tensor] = []
+    norm: Any = model.norm
+    handle = norm.register_forward_hook(lambda module, args, output: states.append(args[0]))
+    with torch.no_grad(), hw.collect(model) as outputs:
+        model(ids)
+    handle.remove()
+    scale = (states[0].var(-1, correction=0) + norm.eps).rsqrt()[:, 4, None]
+    weight = model.output.weight[7] * norm.weight  # type: ignore[union-attr,operator]
+    for path, values in parts.heads.items():
+        written = outputs.written(path)[:, :, 4]  # [B, H, E]
+        own = ((written - written.mean(-1, keepdim=True)) * scale[:, None] * weight).sum(-1)
+        torch.testing.assert_close(values, own)
+
+
+def test_stacks_that_follow_each_other_and_blocks_in_any_order_have_all_parts() -> None:
+    ids = inputs_for("GPT2")["input_ids"]
+    check_heads(spread(Model([Block(), Block()], [Block()])), ids, 3)
+    check_heads(spread(Model([Block(), Block(), Block()], [], order=-1)), ids, 3)
+
+
+def test_blocks_without_attention_are_mlps() -> None:
+    ids = inputs_for("GPT2")["input_ids"]
+    for places in ((False, True, True), (True, False, True), (True, True, False)):
+        model = spread(Model([Block(place) for place in places], []))
+        check_heads(model, ids, 2)
+        assert list(hw.attribution(model, ids, 7, position=4).mlps) == [f"layers.{n}.down" for n in range(3)]
+
+
+def test_a_module_behind_the_blocks_that_mixes_channels_is_no_activation() -> None:
+    class Own(nn.Module):
+        """A linear map that is not nn.Linear."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(E, E))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight
+
+    model, ids = spread(Model([Block(), Block()], [], head=Own())), inputs_for("GPT2")["input_ids"]
+    parts = hw.attribution(model, ids, 7, position=4)
+    torch.testing.assert_close(total_of(parts), parts.total, rtol=1e-12, atol=1e-12)
+    with torch.no_grad(), hw.collect(model) as outputs:
+        model(ids)
+    states: list[Tensor] = []
+    model.norm.register_forward_hook(lambda module, args, output: states.append(args[0]))
+    model(ids)
+    scale = (states[0].var(-1, correction=0) + model.norm.eps).rsqrt()[:, 4, None]
+    weight = model.norm.weight * (model.head.weight @ model.output.weight[7])
+    written = outputs.written(1)[:, :, 4]
+    own = ((written - written.mean(-1, keepdim=True)) * scale[:, None] * weight).sum(-1)
+    torch.testing.assert_close(parts.heads[1], own.detach())
+
+
+def test_a_stream_that_layers_project_is_refused() -> None:
+    hf = hugging_face()
+    sizes = SIZES | {"num_attention_heads": 4, "intra_bottleneck_size": 16, "embedding_size": 16}
+    model = spread(hf.MobileBertForMaskedLM(hf.MobileBertConfig(**sizes)))
+    with pytest.raises(ArgumentError, match=r"to one residual stream: no path leads from .* to the logits"):
+        hw.attribution(model, inputs_for("Bert"), 7, position=2)
+
+
+def test_a_constant_beside_the_logits_is_refused() -> None:
+    hf = hugging_face()
+    sizes = {"vocab_size": V, "d_model": E, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 41}
+    sizes |= {"encoder_attention_heads": 3, "decoder_attention_heads": 3, "decoder_ffn_dim": 41}
+    model = spread(hf.BartForConditionalGeneration(hf.BartConfig(**sizes)))
+    inputs = inputs_for("T5")
+    parts = hw.attribution(model, inputs, 7)
+    torch.testing.assert_close(parts.total, model(**inputs).logits[:, -1, 7])
+    model.final_logits_bias += 1.5
+    with pytest.raises(ArgumentError, match="the parts sum to"):
+        hw.attribution(model, inputs, 7)
+
+
+def test_a_model_of_inference_mode_is_refused_and_unchanged() -> None:
+    with torch.inference_mode():
+        model = Model([Block()], [])
+    before = [parameter.requires_grad for parameter in model.parameters()]
+    with pytest.raises(ArgumentError, match=r"model must be made outside of torch.inference_mode: Model has"):
+        hw.attribution(model.eval(), inputs_for("GPT2")["input_ids"], 7, position=4)
+    assert [parameter.requires_grad for parameter in model.parameters()] == before and hooks_on(model) == 0
+    model = spread(Model([Block()], []))
+    with torch.inference_mode():
+        parts = hw.attribution(model, inputs_for("GPT2")["input_ids"], 7, position=4)
+    torch.testing.assert_close(total_of(parts), parts.total)
+
+
+def test_a_forward_without_gradients_is_refused() -> None:
+    class Silent(Model):
+        @torch.no_grad()
+        def forward(self, ids: Tensor) -> Tensor:
+            return super().forward(ids)
+
+    with pytest.raises(ArgumentError, match="with gradients: Silent gives none; remove no_grad"):
+        hw.attribution(spread(Silent([Block()], [])), inputs_for("GPT2")["input_ids"], 7, position=4)
+
+
+def test_parts_of_a_position_need_outputs_in_the_order_of_tokens() -> None:
+    hf = hugging_face()
+    model = spread(hf.BertForMaskedLM(hf.BertConfig(**SIZES, chunk_size_feed_forward=1)))
+    inputs = inputs_for("Bert")
+    with pytest.raises(
+        ArgumentError, match=r"by_position must be False for this model: .* writes 1 of 7 pos"
+    ):
+        hw.attribution(model, inputs, 7, position=3, by_position=True)
+    parts = hw.attribution(model, inputs, 7, position=3)
+    torch.testing.assert_close(total_of(parts), parts.total, rtol=1e-10, atol=1e-10)
+
+
+def test_choices_are_summed_for_each_example() -> None:
+    hf = hugging_face()
+    model = spread(hf.BertForMultipleChoice(hf.BertConfig(**SIZES)))
+    ids = torch.randint(3, V, (2, 3, 7), generator=torch.Generator().manual_seed(1))
+    parts = hw.attribution(model, {"input_ids": ids}, 2, against=1)
+    logits = model(input_ids=ids).logits
+    torch.testing.assert_close(parts.total, logits[:, 2] - logits[:, 1])
+    torch.testing.assert_close(total_of(parts), parts.total, rtol=1e-10, atol=1e-10)
+
+
+def test_states_of_other_shapes_are_refused() -> None:
+    class Flat(Model):
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.output(self.layers[0](self.embedding(ids)[0]))
+
+    with pytest.raises(
+        ArgumentError, match=r"model must pass states \[B, T, E\] to its blocks: Block gets none"
+    ):
+        hw.attribution(spread(Flat([Block()], [])), inputs_for("GPT2")["input_ids"], 7, position=4)
+
+
+def test_a_gated_layer_is_refused_by_name() -> None:
+    model = Model([Block()], [])
+    model.layers[0].attention = hw.MultiHeadAttention(E, 3, gate="head")
+    with pytest.raises(ArgumentError, match=r"attribution needs a known output projection: .*gate='head'"):
+        hw.attribution(spread(model), inputs_for("GPT2")["input_ids"], 7, position=4)
+
+
+def test_a_head_that_is_switched_off_adds_nothing() -> None:
+    model, ids = spread(Model([Block(), Block()], [])), inputs_for("GPT2")["input_ids"]
+    with hw.ablate(model, [(0, 1)]):
+        parts = hw.attribution(model, ids, 7, position=4)
+    assert bool((parts.heads[0][:, 1] == 0).all()) and bool((parts.heads[1] != 0).all())
+    torch.testing.assert_close(total_of(parts), parts.total, rtol=1e-12, atol=1e-12)

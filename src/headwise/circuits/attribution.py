@@ -23,11 +23,11 @@ from ..heads.layer_names import ByLayer, Layer, path_in_words
 from ..listeners.active import LayerCall, Listener
 from ..listeners.adapters import attach
 from ..listeners.effects import check_eval_mode, check_inputs
-from ..listeners.head_outputs import OutputProjection, output_projection
+from ..listeners.head_outputs import output_projection
 from ..listeners.model_outputs import OUTPUT, CallShape, Comparison, comparison_of, tensor_of
 from ..models.batches import run
 from ..models.pretrained import Tokenizer, token_name
-from .residual_stream import ResidualStream, residual_stream
+from .residual_stream import ResidualStream, residual_stream, stack_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -208,22 +208,33 @@ def attribution(
     with residual_stream(model) as stream, attach(model, heard) as attachment:
         output = run(model, inputs)
         comparison = comparison_of(model, inputs, output, heard.calls, tokenizer)
-        logits = tensor_of(output) if stream.unembedded is None else stream.unembedded
+        logits = before_cap(model, tensor_of(output), stream.unembedded)
         rows = _rows(logits, comparison, position)  # [B, V]
-        wanted = [(1, ids_of(target, "target", rows, tokenizer))]
-        wanted += [] if against is None else [(-1, ids_of(against, "against", rows, tokenizer))]
-        total = sum((sign * rows.gather(1, ids[:, None])[:, 0] for sign, ids in wanted), rows.new_zeros(()))
+        ids = ids_of(target, "target", rows, tokenizer)
+        total = rows.gather(1, ids[:, None])[:, 0]  # [B]
+        if against is not None:
+            total = total - rows.gather(1, ids_of(against, "against", rows, tokenizer)[:, None])[:, 0]
+        if not total.requires_grad:
+            raise ArgumentError(
+                f"model must compute its logits from its blocks with gradients: {type(model).__name__} gives "
+                "none; remove no_grad and detach from its forward"
+            )
         leaves = [*stream.embeddings, *stream.written.values(), *stream.biases]
         gradients = torch.autograd.grad(total.sum(), leaves, allow_unused=True)
     factors = dict(zip(map(id, leaves), gradients, strict=True))
-    bias = stream.unembedding_bias
-    fixed = torch.zeros_like(total)
-    if bias is not None:
-        fixed = fixed + sum(sign * bias.detach().double()[ids] for sign, ids in wanted)
-    names = attachment.names
-    result = _parts(model, stream, heard, factors, (total.detach(), fixed.detach()), names, by_position)
+    parts = _Parts(model, stream, heard, factors, len(total), by_position)
+    result = parts.attribution(total.detach().double(), attachment.names)
     _check_sum(result, stream, logits.dtype)
     return result
+
+
+def before_cap(model: nn.Module, logits: Tensor, unembedded: Tensor | None) -> Tensor:
+    """Return the model's logits, or where it caps them (cap * tanh(x / cap)), those before the cap."""
+    cap = getattr(getattr(model, "config", None), "final_logit_softcapping", None)
+    if unembedded is None or not isinstance(cap, float) or unembedded.shape != logits.shape:
+        return logits
+    capped = cap * torch.tanh(unembedded.detach() / cap)
+    return unembedded if torch.allclose(capped, logits.detach().to(capped), atol=1e-2 * cap) else logits
 
 
 def _rows(logits: Tensor, comparison: Comparison, position: int | None) -> Tensor:
@@ -277,7 +288,8 @@ def _check_sum(result: Attribution, stream: ResidualStream, dtype: torch.dtype) 
     values = [result.embedding, *result.heads.values(), *result.mlps.values(), result.biases[:, None]]
     parts = torch.cat([value.flatten(1) if value.ndim > 1 else value[:, None] for value in values], 1)
     error = (parts.sum(1) - result.total).abs()
-    allowed = (1e-3 if torch.finfo(dtype).bits >= 32 else 0.05) * parts.abs().sum(1)
+    eps = torch.finfo(dtype).eps
+    allowed = (2e-5 if torch.finfo(dtype).bits >= 32 else 4 * eps) * parts.abs().sum(1)
     if bool((error > allowed).any()):
         at = int(error.argmax())
         names = f"; not known: {', '.join(stream.unknown[:3])}" if stream.unknown else ""
@@ -288,74 +300,119 @@ def _check_sum(result: Attribution, stream: ResidualStream, dtype: torch.dtype) 
         )
 
 
-def _parts(
-    model: nn.Module,
-    stream: ResidualStream,
-    heard: HeadOutputsHeard,
-    factors: Mapping[int, Tensor | None],
-    totals: tuple[Tensor, Tensor],
-    names: Mapping[str, Layer],
-    by_position: bool,
-) -> Attribution:
-    """Return the products of outputs and their factors; totals: the logit, and the unembedding's bias."""
-    total, biases = totals
+class _Parts:
+    """Products of outputs and their factors."""
 
-    def product(values: Tensor, factor: Tensor) -> Tensor:
+    def __init__(
+        self,
+        model: nn.Module,
+        stream: ResidualStream,
+        heard: HeadOutputsHeard,
+        factors: Mapping[int, Tensor | None],
+        batch: int,
+        by_position: bool,
+    ) -> None:
+        self.model, self.stream, self.heard, self.factors = model, stream, heard, factors
+        self.batch, self.by_position = batch, by_position
+        self.lengths = {x.shape[1] for x in stream.embeddings}
+        self.rows = {x.shape[0] * x.shape[1] for x in stream.embeddings}
+        self.projections = {
+            path: output_projection(
+                model, path, output.shape[1], output.shape[3],
+                need="attribution needs", advice="use headwise.effects",
+            )
+            for path, output in heard.heads.items()
+        }  # fmt: skip
+
+    def attribution(self, total: Tensor, names: Mapping[str, Layer]) -> Attribution:
+        """Return all parts."""
+        layers = {self._writer(path): path for path in self.heard.heads}
+        heads: dict[str, Tensor] = {}
+        mlps: dict[str, Tensor] = {}
+        biases = torch.zeros_like(total)
+        for (path, number), values in self.stream.written.items():
+            factor, layer = self.factors[id(values)], layers.get((path, number))
+            if factor is None:
+                if layer is not None and not self._is_read_across(layer):
+                    raise ArgumentError(
+                        "model must add the output of every layer to one residual stream: no path leads from "
+                        f"{path_in_words(layer)} to the logits; use headwise.effects"
+                    )
+            elif layer is None:
+                name = path if number == 0 else f"{path}#{number}"
+                mlps[name] = self._product(values, factor, name)
+            else:
+                heads[layer], bias = self._heads(layer, factor)
+                biases = biases + bias
+        embedding = torch.zeros_like(total)[:, None] if self.by_position else torch.zeros_like(total)
+        for values in self.stream.embeddings:
+            factor = self.factors[id(values)]
+            if factor is not None:
+                embedding = embedding + self._product(values, factor, "the embedding")
+        for values in self.stream.biases:
+            factor = self.factors[id(values)]
+            if factor is not None:
+                biases = biases + self._summed(values.detach().double() * factor.double())
+        return Attribution(total, embedding, ByLayer(heads, dict(names)), mlps, biases, self.by_position)
+
+    def _product(self, values: Tensor, factor: Tensor, name: str) -> Tensor:
         """Return sums over channels, [B, T] or [B]; some families write [B * T, E]."""
-        summed = (values.detach().double() * factor.double()).sum(-1).reshape(len(total), -1)
-        return summed if by_position else summed.sum(-1)
-
-    projections = {
-        path: output_projection(model, path, output.shape[1], output.shape[3])
-        for path, output in heard.heads.items()
-    }
-    layers = {_writer(model, path, projections[path]): path for path in heard.heads}
-    for writer, path in layers.items():
-        if writer not in stream.written:
+        is_in_order = values.ndim == 3 and values.shape[0] % self.batch == 0
+        if not is_in_order and values.shape[0] not in self.rows and (self.batch > 1 or self.by_position):
             raise ArgumentError(
-                f"model must run its output projections as modules: {writer[0]} of {path_in_words(path)} did "
+                f"model must write states in the order of its tokens: {name} writes {list(values.shape)} for "
+                f"{self.batch} sequences; pass one sequence, without by_position, or use headwise.effects"
+            )
+        summed = (values.detach().double() * factor.double()).sum(-1).reshape(self.batch, -1)
+        if self.by_position and summed.shape[1] not in self.lengths:
+            raise ArgumentError(
+                f"by_position must be False for this model: {name} writes {summed.shape[1]} of "
+                f"{' or '.join(map(str, sorted(self.lengths)))} positions at a time"
+            )
+        return summed if self.by_position else summed.sum(-1)
+
+    def _heads(self, path: str, factor: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the parts of a layer's heads, [B, H] or [B, H, T], and that of its bias, [B]."""
+        projection, output = self.projections[path], self.heard.heads[path].double()
+        weight = projection.weight.to(factor).double()  # [H, Dv, E]
+        rows, H, T, _ = output.shape  # rows: sequences, or several windows of each
+        if rows % self.batch or (self.by_position and rows != self.batch):
+            raise ArgumentError(
+                f"model must attend over its sequences: {path_in_words(path)} attends over {rows} for "
+                f"{self.batch}; use headwise.effects"
+            )
+        own = torch.einsum("bte,hde->bhtd", factor.double().reshape(rows, T, weight.shape[2]), weight)
+        parts = (output * own).sum(-1)  # [rows, H, T]
+        if not self.by_position:
+            parts = parts.sum(-1).unflatten(0, (self.batch, -1)).sum(1)
+        bias = projection.bias
+        if bias is None:
+            return parts, torch.zeros(self.batch, dtype=torch.float64, device=parts.device)
+        return parts, self._summed(bias.to(factor).double() * factor.double())
+
+    def _summed(self, values: Tensor) -> Tensor:
+        return values.reshape(self.batch, -1).sum(1)
+
+    def _writer(self, path: str) -> tuple[str, int]:
+        """Return the module that writes a layer's output, and which of its runs is meant."""
+        base, _, number = path.partition("#")
+        module, writer = self.model.get_submodule(base), self.projections[path].path
+        if isinstance(module, nn.MultiheadAttention):
+            writer = base
+            if not module.batch_first:
+                raise ArgumentError(
+                    f"batch_first must be True: got False in {path_in_words(base)}; build it with True"
+                )
+        place = writer, int(number or 0)
+        if place not in self.stream.written:
+            raise ArgumentError(
+                f"model must run its output projections as modules: {writer} of {path_in_words(path)} did "
                 "not run; use headwise.effects"
             )
-    heads: dict[str, Tensor] = {}
-    mlps: dict[str, Tensor] = {}
-    for (path, number), values in stream.written.items():
-        factor = factors[id(values)]
-        layer = layers.get((path, number))
-        if factor is None:
-            continue
-        if layer is None:
-            mlps[path if number == 0 else f"{path}#{number}"] = product(values, factor)
-            continue
-        projection, output = projections[layer], heard.heads[layer]
-        weight = projection.weight.to(factor)  # [H, Dv, E]
-        own = torch.einsum(
-            "bte,hde->bhtd", factor.double().view(len(total), -1, weight.shape[2]), weight.double()
-        )
-        parts = (output.double() * own).sum(-1)  # [B, H, T]
-        heads[layer] = parts if by_position else parts.sum(-1)
-        if projection.bias is not None:
-            own_bias = projection.bias.to(factor).double()
-            biases = biases + (own_bias * factor.double()).reshape(len(total), -1).sum(1)
-    embedding = torch.zeros_like(total)[:, None] if by_position else torch.zeros_like(total)
-    for values in stream.embeddings:
-        factor = factors[id(values)]
-        if factor is not None:
-            embedding = embedding + product(values, factor)
-    for values in stream.biases:
-        factor = factors[id(values)]
-        if factor is not None:
-            biases = biases + (values.detach().double() * factor.double()).flatten(1).sum(1)
-    return Attribution(total, embedding, ByLayer(heads, dict(names)), mlps, biases, by_position)
+        return place
 
-
-def _writer(model: nn.Module, path: str, projection: OutputProjection) -> tuple[str, int]:
-    """Return the module that writes a layer's output, and which of its runs is meant."""
-    base, _, number = path.partition("#")
-    module = model.get_submodule(base)
-    if not isinstance(module, nn.MultiheadAttention):
-        return projection.path, int(number or 0)
-    if not module.batch_first:
-        raise ArgumentError(
-            f"batch_first must be True: got False in {path_in_words(base)}; build it with True"
-        )
-    return base, int(number or 0)
+    def _is_read_across(self, path: str) -> bool:
+        """Return True for a layer of an encoder, which a decoder reads by cross-attention only."""
+        kinds = {kind for kind, *_ in self.heard.calls}
+        last = list(self.heard.heads)[-1]
+        return "cross" in kinds and stack_of(path) != stack_of(last)

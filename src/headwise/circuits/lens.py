@@ -121,7 +121,6 @@ class _Tail:
         self.modules: list[nn.Module] = []
         self.unembedding: Any = getattr(model, "get_output_embeddings", lambda: None)()
         self.unembedding_input: Tensor | None = None
-        self.unembedded: Tensor | None = None
         self.position: int | None = None
         self.comparison: Comparison | None = None
         self._is_behind = False
@@ -150,7 +149,7 @@ class _Tail:
                 self.modules.append(module)
 
         def unembed(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            self.unembedding_input, self.unembedded = args[0], output
+            self.unembedding_input = args[0]
 
         for number, block in enumerate(self.blocks):
             hook = enter(number)
@@ -202,7 +201,7 @@ def logit_lens(
 
     The model runs once. What follows its last block is then applied to the residual stream before the first
     block and after each block; for the last block this must give the model's own logits, or an error is
-    raised. Logits are those before a cap, where the model has one.
+    raised.
 
     Args:
         model: a language model that works with `headwise.watch`, in eval mode, with numbered blocks.
@@ -231,7 +230,7 @@ def logit_lens(
     tail, heard = _Tail(model), HeadOutputsHeard(keeps=False)
     with attach(model, heard), tail.hooks():
         output = run(model, inputs)
-    logits = tensor_of(output) if tail.unembedded is None else tail.unembedded
+    logits = tensor_of(output)
     if logits.ndim != 3:
         raise ArgumentError(
             f"model must return logits for each position: got {list(logits.shape)}; use headwise.attribution"
@@ -257,10 +256,19 @@ def logit_lens(
     half = torch.finfo(logits.dtype).bits < 32
     if made.ndim != 3 or made.shape[2] != own.shape[1]:
         raise ArgumentError(_NOT_ALONE.format(reason=f"they return {list(made.shape)}"))
-    distance = float((made[:, -1].float() - own).norm() / own.norm())
+    made = _as_the_model(model, made.float(), own)
+    distance = float((made[:, -1] - own).norm() / own.norm())
     if not distance <= (0.05 if half else 1e-3):
         raise ArgumentError(_NOT_ALONE.format(reason=f"their logits are {distance:.2g} from the model's"))
-    return LogitLens(made.float().log_softmax(-1), tail.blocks, tokenizer)
+    return LogitLens(made.log_softmax(-1), tail.blocks, tokenizer)
+
+
+def _as_the_model(model: nn.Module, made: Tensor, own: Tensor) -> Tensor:
+    """Return logits as the model returns them: capped, or times a constant."""
+    cap = getattr(getattr(model, "config", None), "final_logit_softcapping", None)
+    if isinstance(cap, float):
+        return cap * torch.tanh(made / cap)
+    return made * float((own * made[:, -1]).sum() / made[:, -1].square().sum())
 
 
 _NOT_ALONE = (

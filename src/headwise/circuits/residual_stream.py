@@ -5,9 +5,9 @@ each norm as it was in this forward, the logits are linear in the embedding and 
 a forward is run in which they are the inputs of the autograd graph, so that one backward gives the factor of
 each; the sum of all products is the logit.
 
-A model is not described: blocks are the modules that hold its attention layers, and of the linear maps inside
-a block, those whose gradient is not zero write to the residual stream. The values of the forward stay as they
-are, bit for bit.
+A model is not described: blocks are the numbered modules beside those that hold its attention layers; of the
+linear maps inside a block, those whose gradient is not zero write to the residual stream. Gates and routers
+inside a block are constants. The values of the forward stay as they are, bit for bit.
 
 Letters: B batch, T length, E width.
 """
@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import activation
 
 from ..errors import ArgumentError
 from ..heads.layer_names import path_in_words
@@ -30,7 +31,9 @@ from ..listeners.model_structure import structure_of
 from ..listeners.pruning import is_conv1d
 
 EXPERTS = re.compile(r"Experts$")  # modules that hold their linear maps as tensors
-NORM = re.compile(r"Norm$")
+GATE = re.compile(r"(^|\.)(\w*gate|router)$")
+NORM = re.compile(r"Norm")
+EPSILONS = (1e-5, 1e-6)  # of norms that do not say theirs
 Hook = Callable[..., Any]
 
 
@@ -41,9 +44,9 @@ class ResidualStream:
     Attributes:
         embeddings: what enters the first block of each stack, [B, T, E].
         written: outputs of linear maps inside blocks, by (path, run of the module).
-        biases: of norms and of linear maps behind the last block, each as large as the output.
+        biases: of norms and of linear maps outside blocks, as large as the output; of the unembedding
+            [B, 1, V].
         unembedded: the output of the unembedding, or None if the model has no such module.
-        unembedding_bias: of that module, [V].
         unknown: norms that are neither a layer norm nor an RMS norm.
     """
 
@@ -51,12 +54,11 @@ class ResidualStream:
     written: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     biases: list[Tensor] = field(default_factory=list)
     unembedded: Tensor | None = None
-    unembedding_bias: Tensor | None = None
     unknown: list[str] = field(default_factory=list)
 
 
 def blocks_of(model: nn.Module) -> dict[str, list[str]]:
-    """Return the paths of a model's blocks by stack: the modules that hold its attention layers.
+    """Return the paths of a model's blocks by stack: all numbered modules of a stack that holds attention.
 
     Raises:
         ArgumentError: an attention layer that is in no numbered block.
@@ -68,20 +70,30 @@ def blocks_of(model: nn.Module) -> dict[str, list[str]]:
     """
     stacks: dict[str, list[str]] = {}
     for path in structure_of(model).places:
-        parts = path.split(".")
-        at = next((index for index, part in enumerate(parts) if part.isdigit()), None)
-        if at is None:
+        stack = stack_of(path)
+        if stack is None:
             raise ArgumentError(
                 f"model must have numbered blocks: its attention is at {path_in_words(path)}; pass the "
                 "model that the layer belongs to"
             )
-        blocks = stacks.setdefault(".".join(parts[:at]), [])
-        block = ".".join(parts[: at + 1])
-        if block not in blocks:
-            blocks.append(block)
+        if stack not in stacks:
+            numbers = [name for name, _ in model.get_submodule(stack).named_children() if name.isdigit()]
+            stacks[stack] = [f"{stack}.{number}".lstrip(".") for number in numbers]
     if not stacks:
         raise ArgumentError(f"model must have attention layers: found 0 in {type(model).__name__}")
     return stacks
+
+
+def stack_of(path: str) -> str | None:
+    """Return the path of the stack that a module is in, None if it is in none.
+
+    Example:
+        >>> stack_of("model.layers.3.self_attn"), stack_of("0.attn"), stack_of("attn")
+        ('model.layers', '', None)
+    """
+    parts = path.split(".")
+    at = next((index for index, part in enumerate(parts) if part.isdigit()), None)
+    return None if at is None else ".".join(parts[:at])
 
 
 @contextmanager
@@ -91,47 +103,47 @@ def residual_stream(model: nn.Module) -> Iterator[ResidualStream]:
     Parameters need no gradient inside, and get none.
 
     Raises:
-        ArgumentError: no numbered blocks.
+        ArgumentError: no numbered blocks; a model that was made in inference mode.
     """
     stream = ResidualStream()
-    stacks = blocks_of(model)
-    blocks = [block for stack in stacks.values() for block in stack]
-    last = list(stacks.values())[-1][-1]
-    is_behind = False  # whether the last block has run
-    entered: set[nn.Module] = set()
+    blocks = [block for stack in blocks_of(model).values() for block in stack]
     runs: Counter[str] = Counter()
     unembedding = getattr(model, "get_output_embeddings", lambda: None)()
-
-    def leaf(values: Tensor) -> Tensor:
-        return values.detach().requires_grad_()
+    if any(parameter.is_inference() for parameter in model.parameters()):
+        raise ArgumentError(
+            f"model must be made outside of torch.inference_mode: {type(model).__name__} has inference "
+            "tensors; build or load it outside"
+        )
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if module in entered:  # a block that runs again reads what it wrote
+        states = [(name, x) for name, x in named_arguments(args, kwargs) if is_states(x)]
+        if not states:
+            raise ArgumentError(
+                f"model must pass states [B, T, E] to its blocks: {type(module).__name__} gets none; use "
+                "headwise.effects"
+            )
+        place, x = states[0]
+        if x.requires_grad:  # what another block wrote
             return None
-        entered.add(module)
-        place, x = next((name, x) for name, x in named_arguments(args, kwargs) if is_states(x))
-        stream.embeddings.append(leaf(x))
+        stream.embeddings.append(_leaf(x))
+        new = stream.embeddings[-1].clone()  # a model may write into it
         if isinstance(place, str):
-            return args, {**kwargs, place: stream.embeddings[-1]}
-        return (*args[:place], stream.embeddings[-1], *args[place + 1 :]), kwargs
-
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
-        nonlocal is_behind
-        is_behind = True
+            return args, {**kwargs, place: new}
+        return (*args[:place], new, *args[place + 1 :]), kwargs
 
     def write(path: str) -> Hook:
         def hook(module: nn.Module, args: Any, output: Any) -> Any:
             values = output[0] if isinstance(output, tuple) else output
-            new = stream.written[path, runs[path]] = leaf(values)
+            leaf = stream.written[path, runs[path]] = _leaf(values)
             runs[path] += 1
-            return (new, *output[1:]) if isinstance(output, tuple) else new
+            return (leaf.clone(), *output[1:]) if isinstance(output, tuple) else leaf.clone()
 
         return hook
 
     def normalise(path: str) -> Hook:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-            (x, *_) = args
-            if not x.requires_grad:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+            x = next((x for _, x in named_arguments(args, kwargs)), None)
+            if not (isinstance(x, Tensor) and isinstance(output, Tensor) and x.requires_grad):
                 return output
             linear = _norm_as_linear(module, x, output)
             if linear is None:
@@ -145,23 +157,24 @@ def residual_stream(model: nn.Module) -> Iterator[ResidualStream]:
         bias = getattr(module, "bias", None)
         if not isinstance(bias, Tensor):
             return 0.0
-        stream.biases.append(leaf(bias.detach().to(like.dtype).expand(like.shape).clone()))
+        stream.biases.append(bias.detach().to(like.dtype).expand(like.shape).clone().requires_grad_())
         return stream.biases[-1]
 
     def pass_on(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """Behind the last block: biases of linear maps are inputs, activations keep output / input."""
-        if not is_behind or not isinstance(output, Tensor) or not output.requires_grad:
+        """Outside blocks, biases of linear maps are inputs, and activations keep output / input."""
+        if not isinstance(output, Tensor) or not output.requires_grad:
             return output
         if isinstance(module, nn.Linear) or is_conv1d(module):
             return _with_value(output + add_bias(module, output), output)
-        if not args or args[0].shape != output.shape:
-            return output  # such as a selection of positions
-        x = args[0]
+        (x,) = args if len(args) == 1 else (None,)
+        if not _is_activation(module) or not isinstance(x, Tensor) or x.shape != output.shape:
+            return output  # a linear module, or the parts will not sum to the logit
         return _with_value(x * torch.where(x == 0, 0, output / x).detach(), output)
 
-    def unembed(module: nn.Module, args: Any, output: Tensor) -> None:
-        stream.unembedded = output
-        stream.unembedding_bias = getattr(module, "bias", None)
+    def unembed(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        like = output[:, :1] if output.ndim == 3 else output
+        stream.unembedded = _with_value(output + add_bias(module, like), output)
+        return stream.unembedded
 
     with ExitStack() as stack:
         for parameter in model.parameters():
@@ -169,19 +182,19 @@ def residual_stream(model: nn.Module) -> Iterator[ResidualStream]:
                 parameter.requires_grad_(False)
                 stack.callback(parameter.requires_grad_, True)
         add = stack.enter_context
-        for paths in stacks.values():
-            first = model.get_submodule(paths[0])
-            add(removed(first.register_forward_pre_hook(enter, with_kwargs=True)))
-        add(removed(model.get_submodule(last).register_forward_hook(leave)))
+        for block in blocks:
+            module = model.get_submodule(block)
+            add(removed(module.register_forward_pre_hook(enter, with_kwargs=True)))
         for path, module in model.named_modules():
             inside = any(path.startswith(f"{block}.") for block in blocks)
             if unembedding is not None and module is unembedding:
                 add(removed(module.register_forward_hook(unembed)))
-            elif NORM.search(type(module).__name__):
-                add(removed(module.register_forward_hook(normalise(path))))
+            elif _is_norm(module):
+                add(removed(module.register_forward_hook(normalise(path), with_kwargs=True)))
             elif inside and _is_writer(module):
-                add(removed(module.register_forward_hook(write(path))))
-            elif not inside and not module._modules and not isinstance(module, nn.Dropout | nn.Embedding):
+                is_constant = GATE.search(path) is not None or getattr(module, "out_features", 0) == 1
+                add(removed(module.register_forward_hook(_constant if is_constant else write(path))))
+            elif not inside and not module._modules:
                 add(removed(module.register_forward_hook(pass_on)))
         with torch.inference_mode(False), torch.enable_grad():
             yield stream
@@ -197,12 +210,28 @@ def removed(handle: torch.utils.hooks.RemovableHandle) -> Iterator[None]:
 
 
 def named_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[int | str, Any]]:
+    """Yield each argument of a call with its position or name."""
     yield from enumerate(args)
     yield from kwargs.items()
 
 
 def is_states(x: object) -> bool:
+    """Return True for a tensor that may be the residual stream."""
     return isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 3
+
+
+def _leaf(values: Tensor) -> Tensor:
+    own = values.clone() if values.is_inference() else values.detach()
+    return own.requires_grad_()
+
+
+def _constant(module: nn.Module, args: Any, output: Any) -> Any:
+    return output.detach() if isinstance(output, Tensor) else output
+
+
+def _is_norm(module: nn.Module) -> bool:
+    by_name = NORM.search(type(module).__name__) is not None and not module._modules
+    return isinstance(module, nn.LayerNorm | nn.RMSNorm) or by_name
 
 
 def _is_writer(module: nn.Module) -> bool:
@@ -214,6 +243,13 @@ def _is_writer(module: nn.Module) -> bool:
     )
 
 
+def _is_activation(module: nn.Module) -> bool:
+    """Return True for a function of each number alone."""
+    kind = type(module)
+    is_of_torch = kind.__module__ == activation.__name__ and "Softm" not in kind.__name__
+    return (is_of_torch and kind.__name__ != "GLU") or kind.__module__ == "transformers.activations"
+
+
 def _with_value(x: Tensor, value: Tensor) -> Tensor:
     """Return the value of one tensor with the gradient of another."""
     return value.detach() + (x - x.detach()).to(value.dtype)
@@ -222,20 +258,23 @@ def _with_value(x: Tensor, value: Tensor) -> Tensor:
 def _norm_as_linear(module: nn.Module, x: Tensor, output: Tensor) -> Tensor | None:
     """Return a norm's output without its bias, linear in x: the scale is a constant. None: unknown norm."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    eps = next(
-        (e for name in ("eps", "variance_epsilon") if isinstance(e := getattr(module, name, None), float)),
-        0.0,
-    )
-    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-    shift = 0.0 if bias is None else bias.to(wide)
-    for centre in (isinstance(module, nn.LayerNorm), not isinstance(module, nn.LayerNorm)):
+    stated = [
+        e for name in ("eps", "variance_epsilon") if isinstance(e := getattr(module, name, None), float)
+    ]
+    weight, bias = (getattr(module, name, None) for name in ("weight", "bias"))
+    shift = bias.to(wide) if isinstance(bias, Tensor) else 0.0
+    if isinstance(weight, Tensor) and weight.shape != x.shape[-1:]:
+        return None
+    is_layer_norm = isinstance(module, nn.LayerNorm)
+    for centre in (is_layer_norm, not is_layer_norm):
         y = x.to(wide)
         y = y - y.mean(-1, keepdim=True) if centre else y
-        scale = (y.detach().square().mean(-1, keepdim=True) + eps).rsqrt()
-        for added in (0.0, 1.0) if isinstance(weight, Tensor) else (0.0,):  # Gemma's weight begins at 0
-            factor = scale if weight is None else scale * (weight.to(wide) + added)
-            if _is_close(y * factor + shift, output):
-                return y * factor
+        for eps in stated[:1] or EPSILONS:
+            scale = (y.detach().square().mean(-1, keepdim=True) + eps).rsqrt()
+            for added in (0.0, 1.0) if isinstance(weight, Tensor) else (0.0,):  # 1 in Gemma and Nemotron
+                factor = scale * (weight.to(wide) + added) if isinstance(weight, Tensor) else scale
+                if _is_close(y * factor + shift, output):
+                    return y * factor
     return None
 
 

@@ -241,11 +241,20 @@ class OutputProjection:
         self.bias = None if bias is None else bias.detach()  # [E]
 
 
-def output_projection(model: nn.Module, path: str, num_heads: int, value_dim: int) -> OutputProjection:
+def output_projection(
+    model: nn.Module,
+    path: str,
+    num_heads: int,
+    value_dim: int,
+    *,
+    need: str = "written=True needs",
+    advice: str = "call watch(model) without written=True",
+) -> OutputProjection:
     """Return the projection that is applied to the concatenated heads of a layer.
 
     Args:
         path: of the layer, perhaps with the number of its run ("#1").
+        need: what needs it, for the error; advice: what to do.
 
     Raises:
         ArgumentError: it is not known, or something may stand between.
@@ -268,8 +277,8 @@ def output_projection(model: nn.Module, path: str, num_heads: int, value_dim: in
             return OutputProjection(f"{owner_path}.{name}".lstrip("."), weight, bias, num_heads)
         reason = f"has {num_heads} heads of {value_dim} and {weight.shape[0]} channels into {name}"
     raise ArgumentError(
-        f"written=True needs a known output projection: {base or 'the model itself'} "
-        f"({type(module).__name__}) {reason}; call watch(model) without written=True"
+        f"{need} a known output projection: {path_in_words(base)} ({type(module).__name__}) {reason}; "
+        f"{advice}"
     )
 
 
