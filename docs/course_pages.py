@@ -153,6 +153,8 @@ def as_page(lesson: Lesson, shown: dict[int, Shown]) -> str:
     ]
     has_questions = False
     for index, cell in enumerate(lesson.cells):
+        if index in lesson.codes_of_questions:
+            continue
         if cell.kind == "markdown":
             parts.append(cell.text)
         elif cell.kind == "code":
@@ -181,7 +183,12 @@ def as_page(lesson: Lesson, shown: dict[int, Shown]) -> str:
         elif cell.kind == "question":
             parts += [] if has_questions else ["## Questions"]
             has_questions = True
-            parts.append(folded(cell.about, cell.text, "question"))
+            answer = [cell.text]
+            if (code := lesson.code_of(index)) is not None:
+                answer.append(f"```python\n{lesson.cells[code].text}\n```")
+                if printed := shown[code].printed.rstrip():
+                    answer.append(f"```text\n{printed}\n```")
+            parts.append(folded(cell.about, "\n\n".join(answer), "question"))
     repairs = [
         f"`headwise learn repair {list(PLANTS).index(key) + 1}`" for key in lesson.repairs if key in PLANTS
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 import headwise as hw
 from headwise.course.exercises import PLANTS, Plant, exercise_of, file_text, repair_of
 from headwise.course.lesson import HINTS, Lesson, deck, hint_title, lesson, lessons, read_lesson
-from headwise.course.rendering import FIRST_CELL, notebook, page_note, plain_formulas, run_lesson
+from headwise.course.rendering import FIRST_CELL, Shown, notebook, page_note, plain_formulas, run_lesson
 from headwise.course.study import (
     FILE,
     FOLDER,
@@ -76,10 +77,58 @@ def test_lessons_are_counted_without_a_gap_and_no_two_exercises_are_the_same() -
     assert len({exercise_of(entry).solution for entry in WITH_EXERCISE}) == 17
 
 
+def test_code_of_an_answer_is_shown_with_the_answer() -> None:
+    """It was between the exercise and the question, and gave the answer away."""
+    chosen = lesson(4)
+    codes = [chosen.code_of(index) for index, cell in enumerate(chosen.cells) if cell.kind == "question"]
+    assert chosen.codes_of_questions == set(codes) and None not in codes
+    questions = deck(lesson=4)
+    assert sum(bool(question.code) for question in questions) == 2
+    for entry in lessons():
+        sources = ["".join(cell["source"]) for cell in json.loads(notebook(entry))["cells"]]
+        for question in deck(lesson=entry.number):
+            if question.code:
+                place = next(i for i, source in enumerate(sources) if question.text in source)
+                assert sources[place + 1] == f"# @title Code of the answer\n{question.code}"
+    assert not lesson(0).codes_of_questions  # it has no exercise
+    for entry in (lesson(5), lesson(13)):  # code below Markdown belongs to that text
+        assert [entry.cells[index - 1].kind for index in entry.codes_of_questions] != ["markdown"]
+
+
+def test_a_page_of_a_lesson_folds_the_code_of_an_answer() -> None:
+    pytest.importorskip("mkdocs")
+    pages = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "course_pages.py"))
+    chosen = lesson(4)
+    shown = {index: Shown(f"output {index}\n") for index in range(len(chosen.cells))}
+    page = pages["as_page"](chosen, shown)
+    for code in chosen.codes_of_questions:
+        assert f"\n    output {code}\n" in page and f"\noutput {code}\n" not in page
+
+
+@every_exercise
+def test_a_file_of_an_exercise_ends_with_code_that_tries_it(
+    chosen: Lesson, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The hints said "print", but `check` shows no prints, and the file had no inputs."""
+    exercise = exercise_of(chosen)
+    text = file_text(exercise, chosen.title, "headwise learn check")
+    assert text.endswith(f"\n\n{exercise.trial}") and exercise.trial.startswith(
+        'if __name__ == "__main__":\n'
+    )
+    assert [part.name for part in unwritten(text)] == [part.name for part in unwritten(exercise.start)]
+    exec(compile(text, "exercise", "exec"), {"__name__": "exercise"})
+    assert capsys.readouterr().out == ""
+    exec(compile(f"{exercise.solution}\n{exercise.trial}", "exercise", "exec"), {"__name__": "__main__"})
+    for line in capsys.readouterr().out.splitlines():
+        shape = re.fullmatch(r"[\w ]+: (\(.*\).*) expected: (\(.*)", line)
+        assert shape is None or shape[1] == shape[2]
+
+
 def test_a_lesson_that_is_run_says_what_its_cells_print_and_draw() -> None:
     """All of them run in their notebooks below, and for the site."""
-    first, second, *_ = run_lesson(lesson(3)).values()
-    assert "rows sum to" in first.printed and second.pictures[0].startswith(b"\x89PNG")
+    first, second, third, *_ = run_lesson(lesson(3)).values()
+    assert "rows sum to" in first.printed and "music lover: hour" in second.printed
+    assert third.pictures[0].startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
@@ -92,7 +141,7 @@ def test_its_start_is_not_judged_and_its_solution_is_right(
     file.write_text(file_text(exercise, chosen.title, "headwise learn check"), "utf-8")
     begun = hw.check_file(file, exercise.name, template=one_template)
     assert begun.verdict == "not judged" and "still to be written" in begun.summary
-    file.write_text(exercise.solution, "utf-8")
+    file.write_text(f"{exercise.solution}\n\n{exercise.trial}", "utf-8")
     solved = hw.check_file(file, exercise.name, template=one_template)
     assert solved.ok, str(solved)
 
@@ -263,6 +312,8 @@ def test_a_live_page_is_named_in_notebooks() -> None:
         ("x = 1", "no class or function"),
         ("def scaled_scores(q, k):\n    return q", None),
         ("def (", None),
+        ("def scaled_scores(q, k):\n    return q @ k.mT, k", "returns a tuple"),
+        ("def scaled_scores(q, k):\n    def f():\n        return q, k\n    return f()[0]", None),
     ],
 )
 def test_some_problems_are_found_without_running_the_code(source: str, words: str | None) -> None:
@@ -290,8 +341,8 @@ RIGHT_BUT_DIFFERENT = {
     "weights, too": (
         3,
         "def attend(q, k, v):\n    w = (q @ k.mT / k.shape[-1] ** 0.5).softmax(-1)\n"
-        "    return w @ v, w",
-        "weights are not returned",
+        "    both = w @ v, w\n    return both",
+        "a tuple, the output and the weights",
     ),
 }  # fmt: skip
 
@@ -305,7 +356,7 @@ def test_right_in_another_way_is_not_solved(name: str, tmp_path: Path, one_templ
     study.start(task)
     task.path.write_text(f"import torch\n\n{source}\n", "utf-8")
     outcome = study.check(task, one_template)
-    assert not outcome.ok and words in " ".join(outcome.differences)
+    assert not outcome.ok and len(outcome.differences) == 1 and words in str(outcome.differences[0])
     task.path.write_text(task.exercise.solution, "utf-8")
     assert study.check(task, one_template).ok and study.progress.solved(task.key)
 
@@ -476,6 +527,27 @@ def test_a_file_of_progress_that_is_none_of_ours_is_left_alone(tmp_path: Path, t
 def test_an_unknown_exercise_is_refused(tmp_path: Path, which: str | None, words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         Study(tmp_path).task(which)
+
+
+def test_a_path_names_an_exercise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    study = Study(Path(FOLDER))
+    for path in (f"{FOLDER}/03_one_head.py", f"./{FOLDER}/03_one_head.py", "03_one_head.py"):
+        assert study.task(path) == study.task("3")
+    assert study.task(f"{FOLDER}/repair_07.py") == study.task("repair 7")
+    with pytest.raises(
+        ArgumentError, match=r"file must be in the folder of the course: other/03_one_head\.py"
+    ):
+        study.task("other/03_one_head.py")
+
+
+def test_a_file_with_missing_parts_does_not_count_as_a_try(tmp_path: Path) -> None:
+    study = Study(tmp_path)
+    task = study.task("2")
+    study.start(task)
+    assert study.check(task).unwritten and study.progress.of(task.key).tries == 0
+    task.path.write_text("def softmax(x, dim=-1):\n    return x.softmax(dim)\n", "utf-8")
+    assert study.check(task).problem and study.progress.of(task.key).tries == 1
 
 
 def test_an_exercise_has_to_be_begun_and_a_folder_written_to(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,16 +13,16 @@ import typer
 
 from ..course.lesson import HINTS, computed, deck, hint_title, lesson, lessons
 from ..course.study import FOLDER, VARIABLE, Study, default_folder
-from ..errors import ArgumentError, HeadwiseError
+from ..errors import ArgumentError, HeadwiseError, PackageMissing
 from .check_verb import saves, template_of_checks
 from .terminal import console_of, option, progress_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..course.lesson import Question
+    from ..course.lesson import Lesson, Question
     from ..course.rendering import Shown
-    from ..course.study import Outcome, Task
+    from ..course.study import Difference, Outcome, Task
 
 learn = typer.Typer(name="learn", rich_markup_mode=None, invoke_without_command=True)
 
@@ -33,7 +36,7 @@ Which = Annotated[
     str | None,
     typer.Argument(
         metavar="N",
-        help="Number of the lesson, or repair_07; by default the last started.",
+        help="Number of the lesson, or repair_07, or the file; by default the last started.",
         show_default=False,
     ),
 ]
@@ -109,7 +112,8 @@ def _next(study: Study, task: Task | None) -> str:
     if task is None:
         return f"Next: {study.command('quiz')}, questions as in job interviews."
     if task.path.exists():
-        has_hints = not task.is_repair or study.progress.of(task.key).tries
+        done = study.progress.of(task.key)
+        has_hints = done.tries if task.is_repair else done.written < len(HINTS)
         stuck = f" (a hint: {study.command(f'hint {task.which}')})" if has_hints else ""
         return f"Next: {study.command(f'check {task.which}')}{stuck}"
     read = "" if task.is_repair else f" (read the lesson first: headwise learn read {task.which})"
@@ -137,6 +141,8 @@ def read(
     console = console_of("learn")
     _markdown(console, f"# {chosen.number}. {chosen.title}\n\n*{chosen.idea}*")
     for index, cell in enumerate(chosen.cells):
+        if cell.kind in ("slide", "hint", "solution", "try") or index in chosen.codes_of_questions:
+            continue
         console.print()
         if cell.kind == "markdown":
             _markdown(console, cell.text)
@@ -193,7 +199,7 @@ def _echo_written(path: Path, is_new: bool) -> None:
 @learn.command()
 def start(
     number: Annotated[
-        int | None,
+        str | None,
         typer.Argument(
             metavar="N",
             help="Number of the lesson; by default the next exercise that is not solved.",
@@ -208,7 +214,10 @@ def start(
     """
     study = _study(folder)
     if number is not None:
-        _begin(study, study.task(str(number)))
+        if number.isdecimal() and not lesson(int(number)).has_exercise:
+            typer.echo(f"Lesson {int(number)} has no exercise: headwise learn read {int(number)}", err=True)
+            raise typer.Exit(2)
+        _begin(study, study.task(number))
         return
     task = study.following()
     if task is None:
@@ -251,6 +260,10 @@ def _begin(study: Study, task: Task) -> None:
         typer.echo(
             f"The lesson: headwise learn read {task.which}. A hint: {study.command(f'hint {task.which}')}"
         )
+        if task.exercise.trial:
+            python = "python" if os.name == "nt" else "python3"
+            path = f'"{task.path}"' if " " in str(task.path) else str(task.path)
+            typer.echo(f"To try your code: {python} {path}")
 
 
 @learn.command()
@@ -276,7 +289,10 @@ def check(
             outcome = study.check(task, template, trust)
         _show(console, study, task, outcome, _last_hint(study, task, outcome, answer))
         if task.exercise.hints and not (outcome.ok or _is_named(outcome)):
-            _say(console, f"A hint: {study.command(f'hint {task.which}')}")
+            if study.progress.of(task.key).written < len(HINTS):
+                _say(console, f"A hint: {study.command(f'hint {task.which}')}")
+            else:
+                _say(console, f"The lesson: headwise learn read {task.which}")
         return outcome
 
     with template_of_checks() as template:
@@ -340,18 +356,42 @@ def _show(console: Console, study: Study, task: Task, outcome: Outcome, hint: in
         _say(console, f"✓ {outcome.report.summary}. Well done!")
         _say(console, f"{task.title} is solved. Our solution: {study.command(f'solution {task.which}')}")
     elif outcome.differences:
-        _say(console, f"{task.exercise.name} is correct, but it does not do what this exercise asks for:")
-        for difference in outcome.differences:
-            _say(console, f"  {difference}")
+        _say_differences(console, task.exercise.name, outcome.differences)
     else:
         assert outcome.report is not None
         has_hints = _is_named(outcome)
-        print_to(console, outcome.report, hint if has_hints else None)
+        report = replace(outcome.report, protections=[], missing_protections=[])  # they are in headwise check
+        print_to(console, report, hint if has_hints else None)
         if has_hints and hint is not None:
             console.print()
             answer = study.command(f"check --answer {task.which}")
             more = study.command(f"hint {task.which}") if hint < 3 else f"the answer: {answer}"
             _say(console, f"More help: {more}")
+
+
+OUTSIDE = {
+    "inputs": " It is right for other inputs than the exercise's",
+    "output": " It is right, but for the layout of its output",
+    "": "",
+}
+ADVICE = {
+    "inputs": "Which axes are counted from the front? With more axes in front, dim=1, .T and transpose(1, 2) "
+    "mean other axes: count from the end.",
+    "output": "Compare the order of the axes with that of the exercise.",
+}
+
+
+def _say_differences(console: Console, name: str, differences: tuple[Difference, ...]) -> None:
+    """Print what the exercise asks for and what the code does, with advice if a layout differs."""
+    about = next((each.about for each in differences if each.about), "")
+    mark = f"✗ {name} does not yet do what the exercise asks for"
+    _say(console, f"{mark}.{OUTSIDE[about]}:" if about else f"{mark}:")
+    for each in differences:
+        for side, words in (("the exercise:", each.expected), ("your code:", each.actual)):
+            if words:
+                _say(console, f"  {side:13} {words}")
+    if about:
+        _say(console, ADVICE[about])
 
 
 def _is_named(outcome: Outcome) -> bool:
@@ -477,6 +517,8 @@ def quiz(
             break
         _answer(console, question)
         reply = _entered("Did you know it? y or n, q quits: ")
+        while reply not in ("y", "n", "q", None):
+            reply = _entered("y, n or q: ")
         if reply in ("q", None):
             break
         answered += 1
@@ -514,12 +556,35 @@ def show_help(
 
 def _answer(console: Console, question: Question) -> None:
     _markdown(console, question.answer)
-    if "cell" in question.answer and not question.check:
-        _say(console, f"(The cell is in lesson {question.lesson}: headwise learn read {question.lesson})")
+    if question.code:
+        _markdown(console, f"```python\n{question.code}\n```")
+        printed = _printed_in_its_lesson(question)
+        if printed:
+            _markdown(console, f"It prints:\n```text\n{printed}\n```")
+    elif not question.check and any(f"{part} above" in question.answer for part in ("cell", "plot")):
+        _say(console, f"(It is in lesson {question.lesson}: headwise learn read {question.lesson})")
     if question.check:
         printed = computed(question).rstrip()
         if printed:
             _markdown(console, f"Computed now:\n```text\n{printed}\n```")
+
+
+def _printed_in_its_lesson(question: Question) -> str:
+    """Run the lesson of a question and return what the question's code prints; "" without matplotlib."""
+    chosen = lesson(question.lesson)
+    index = next(i for i, cell in enumerate(chosen.cells) if cell.about == question.text) - 1
+    try:
+        with progress_line(f"Running lesson {chosen.number}"):
+            return _outputs(chosen)[index].printed.rstrip()
+    except PackageMissing:
+        return ""
+
+
+@cache
+def _outputs(chosen: Lesson) -> dict[int, Shown]:
+    from ..course.rendering import run_lesson
+
+    return run_lesson(chosen)
 
 
 def _entered(prompt: str) -> str | None:

@@ -27,6 +27,7 @@ class Exercise:
     solution: str
     without: tuple[str, ...] = ()  # functions that the learner's code must not call
     hints: tuple[str, ...] = ()  # in Markdown, in the order of HINTS; a repair has none
+    trial: str = ""  # the end of the learner's file: calls the code if Python runs the file
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,24 @@ def exercise_of(lesson: Lesson) -> Exercise:
             f"try headwise learn read {lesson.number}"
         )
     solution = next((cell.text for cell in lesson.cells if cell.kind == "solution"), "")
+    call = next((cell.text for cell in lesson.cells if cell.kind == "try"), "")
     return Exercise(
-        "write", exercise.about, f"{exercise.text}\n", f"{solution}\n", lesson.without, lesson.hints
+        "write",
+        exercise.about,
+        f"{exercise.text}\n",
+        f"{solution}\n",
+        lesson.without,
+        lesson.hints,
+        _trial(call, has_torch="import torch\n" in exercise.text) if call else "",
     )
+
+
+def _trial(call: str, has_torch: bool) -> str:
+    """Return a block that runs the lines if Python runs the file; nothing that imports the file runs it."""
+    lines = ["# Try your code: python runs these lines, headwise learn check does not.", *call.splitlines()]
+    lines[1:1] = [] if has_torch else ["import torch", ""]
+    indented = "\n".join(f"    {line}" if line else "" for line in lines)
+    return f'if __name__ == "__main__":\n{indented}\n'
 
 
 def repair_of(fault: str) -> Exercise:
@@ -72,7 +88,8 @@ def file_text(exercise: Exercise, title: str, command: str) -> str:
         task = f"Write {exercise.name}: replace each `raise NotImplementedError` with your code."
     else:
         task = f"{exercise.name} has one mistake. Find and repair it."
-    return f"# {title}\n# {task}\n# Then: {command}\n\n{exercise.start}"
+    end = f"\n\n{exercise.trial}" if exercise.trial else ""
+    return f"# {title}\n# {task}\n# Then: {command}\n\n{exercise.start}{end}"
 
 
 MODULE = '''"""Multi-head attention."""

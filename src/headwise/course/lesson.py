@@ -21,8 +21,13 @@
     # The first hint, in Markdown; then `# %% hint: formula` and `# %% hint: code`.
     # %% solution
     def attend(q, k, v): ...         the solution
+    # %% try
+    print(attend(q, k, v).shape)     optional: code that calls it, for the end of the learner's file
     # %% question: Why is ..?
     # The answer, in Markdown.
+
+A code cell below the solution belongs to the question directly below it, unless Markdown is directly above
+the cell: it is shown with the answer.
 
 The file runs from top to bottom. The pages, notebooks and exercises are generated from it. A lesson may have
 no exercise.
@@ -48,8 +53,8 @@ from typing import Any, Literal, get_args
 
 from ..errors import ArgumentError
 
-Kind = Literal["markdown", "slide", "code", "page", "exercise", "hint", "solution", "question"]
-_HEAD = re.compile(r"^# %%(?: \[(markdown)\]| (slide|page|exercise|hint|solution|question)(?:: (.+))?)?$")
+Kind = Literal["markdown", "slide", "code", "page", "exercise", "hint", "solution", "try", "question"]
+_HEAD = re.compile(r"^# %%(?: \[(markdown)\]| (slide|page|exercise|hint|solution|try|question)(?:: (.+))?)?$")
 HINTS = {"idea": "the idea", "formula": "the formula", "code": "the shape of the code"}  # in this order
 READERS = ("beginner", "product manager", "junior", "data scientist")
 Level = Literal["easy", "medium", "hard"]
@@ -75,6 +80,7 @@ class Question:
     level: Level
     lesson: int
     check: str = ""  # code that computes the numbers of the answer
+    code: str = ""  # the lesson's cell that belongs to it
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,18 @@ class Lesson:
     def hints(self) -> tuple[str, ...]:
         """The hints for the exercise, in the order of HINTS; none if the lesson has no exercise."""
         return tuple(cell.text for cell in self.cells if cell.kind == "hint")
+
+    def code_of(self, question: int) -> int | None:
+        """Return the index of the code cell that belongs to the question at this index, None without."""
+        code = question - 1
+        is_code = code > 0 and self.cells[code].kind == "code" and self.cells[code - 1].kind != "markdown"
+        return code if is_code and any(cell.kind == "solution" for cell in self.cells[:code]) else None
+
+    @property
+    def codes_of_questions(self) -> frozenset[int]:
+        """The indices of the code cells that belong to questions."""
+        codes = (self.code_of(index) for index, cell in enumerate(self.cells) if cell.kind == "question")
+        return frozenset(code for code in codes if code is not None)
 
 
 def read_lesson(file_name: str, text: str) -> Lesson:
@@ -261,9 +279,15 @@ def read_questions(level: Level, text: str) -> tuple[Question, ...]:
 def _questions() -> tuple[Question, ...]:
     folder = files(__package__) / "interview"
     questions = [
-        Question(cell.about, cell.text, _level_of(lesson.number), lesson.number)
+        Question(
+            cell.about,
+            cell.text,
+            _level_of(lesson.number),
+            lesson.number,
+            code="" if (code := lesson.code_of(index)) is None else lesson.cells[code].text,
+        )
         for lesson in lessons()
-        for cell in lesson.cells
+        for index, cell in enumerate(lesson.cells)
         if cell.kind == "question"
     ]
     for level in LEVELS:

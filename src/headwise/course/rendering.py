@@ -101,11 +101,15 @@ def notebook(lesson: Lesson) -> str:
         _code(FIRST_CELL),
     ]
     has_questions = False
-    for cell in lesson.cells:
+    for index, cell in enumerate(lesson.cells):
+        if index in lesson.codes_of_questions:
+            continue
         if cell.kind == "question" and not has_questions:
             cells.append(_markdown("## Questions"))
             has_questions = True
         cells += _notebook_cells(cell)
+        if cell.kind == "question" and (code := lesson.code_of(index)) is not None:
+            cells.append(_folded_code("Code of the answer", lesson.cells[code].text))
     content = {
         "cells": [{**cell, "id": f"cell-{index}"} for index, cell in enumerate(cells)],
         "metadata": {
@@ -121,7 +125,7 @@ def notebook(lesson: Lesson) -> str:
 def _notebook_cells(cell: Cell) -> list[dict[str, Any]]:
     if cell.kind == "markdown":
         return [_markdown(cell.text)]
-    if cell.kind == "slide":
+    if cell.kind in ("slide", "try"):
         return []
     if cell.kind == "code":
         return [_code(cell.text)]
@@ -131,14 +135,18 @@ def _notebook_cells(cell: Cell) -> list[dict[str, Any]]:
         check = f"import headwise as hw\n\nhw.check({cell.about})"
         return [_markdown("## Exercise"), _code(cell.text), _code(check)]
     if cell.kind == "solution":
-        folded = {"jupyter": {"source_hidden": True}, "collapsed": True, "cellView": "form"}
         return [
             _markdown("The next cell has the solution. It is folded."),
-            _code(f"# @title Solution\n{cell.text}", folded),
+            _folded_code("Solution", cell.text),
         ]
     if cell.kind == "hint":
         return [_markdown(_folded(hint_title(cell.about), cell.text))]
     return [_markdown(f"**{cell.about}**\n\n{_folded('Answer', cell.text)}")]
+
+
+def _folded_code(title: str, text: str) -> dict[str, Any]:
+    folded = {"jupyter": {"source_hidden": True}, "collapsed": True, "cellView": "form"}
+    return _code(f"# @title {title}\n{text}", folded)
 
 
 def page_note(cell: Cell) -> str:

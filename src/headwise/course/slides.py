@@ -7,7 +7,8 @@ Slides are derived from the cells of the lesson:
 - code is shown with what it prints, without its `assert` lines, on several slides if it has more than 18
   lines; a picture has its own slide, and long code that only draws is left out,
 - a page cell becomes a slide with the live page of mini,
-- at the end: the questions, whose answers appear with the next key; the usual mistakes; the exercise.
+- at the end: the exercise; the questions, whose answers appear with the next key; the usual mistakes, last
+  because they are the answers if learners look for mistakes in code.
 
 A slide cell states a slide instead. It stands for the text above it and for the code below it; of that code
 only these lines of the cell show anything: `[code]`, `[output]`, `[picture]` (`[picture 2]`: the second). A
@@ -301,16 +302,16 @@ class _Deck:
         self.slides.append(Slide(cell.about, _stated_body(text, code, shown, cell.about, self.room), notes))
 
     def add_end(self) -> None:
-        """Add the live page if no cell has shown it, the questions, the usual mistakes and the exercise."""
+        """Add the live page if no cell has shown it, the exercise, the questions and the usual mistakes."""
         lesson = self.lesson
         if self.live is not None:
             self.slides.append(_live_slide(self.live, ""))
-        self.slides += [_question(cell) for cell in lesson.cells if cell.kind == "question"]
-        if lesson.repairs:
-            self.slides.append(_mistakes(lesson))
         exercise = next((cell for cell in lesson.cells if cell.kind == "exercise"), None)
         if exercise is not None:
             self.slides += _exercise(lesson, exercise)
+        self.slides += [_question(cell) for cell in lesson.cells if cell.kind == "question"]
+        if lesson.repairs:
+            self.slides.append(_mistakes(lesson))
 
 
 def _topics(text: str) -> list[tuple[str, list[Block]]]:

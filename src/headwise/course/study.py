@@ -14,7 +14,7 @@ import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ArgumentError
 from ..whole_files import name_once, whole_file
@@ -199,13 +199,26 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """A difference between right code and what its exercise asks for; either side may be unknown."""
+
+    expected: str = ""
+    actual: str = ""
+    about: Literal["inputs", "output", ""] = ""  # whose layout differs, if that is the difference
+
+    def __str__(self) -> str:
+        sides = (("the exercise", self.expected), ("your code", self.actual))
+        return "; ".join(f"{name}: {words}" for name, words in sides if words)
+
+
+@dataclass(frozen=True)
 class Outcome:
     """The result of one try: the parts still to be written, a problem found without running, or a report."""
 
     unwritten: list[Unwritten]
     report: Report | None
     problem: str | None = None
-    differences: tuple[str, ...] = ()  # between right code and what the exercise asks for
+    differences: tuple[Difference, ...] = ()  # between right code and what the exercise asks for
 
     @property
     def ok(self) -> bool:
@@ -236,7 +249,14 @@ class Study:
                     "lesson must be given: no exercise was started yet; run "
                     f"{self.command('start')}, or name a lesson"
                 )
-        match = re.fullmatch(r"(?:(repair)[ _]?)?0*(\d+)(?:_\w+)?(?:\.py)?", which.strip())
+        path = Path(which.strip())
+        if path.suffix == ".py" and path.name != str(path) and path.parent.resolve() != self.folder.resolve():
+            raise ArgumentError(
+                f"file must be in the folder of the course: {path} is not in {self.folder}; "
+                f"use --folder {shlex.quote(str(path.parent))}"
+            )
+        name = path.name if path.suffix == ".py" else which.strip()
+        match = re.fullmatch(r"(?:(repair)[ _]?)?0*(\d+)(?:_\w+)?(?:\.py)?", name)
         if match is None:
             raise ArgumentError(f"lesson must be a number: got {which!r}; see headwise learn")
         number = int(match[2])
@@ -317,19 +337,19 @@ class Study:
     def check(
         self, task: Task, template: Template | None = None, trust: bool = False, counts: bool = True
     ) -> Outcome:
-        """Check an exercise. If `counts`, add one to the number of its tries."""
+        """Check an exercise. If `counts`, add one to the number of its tries, unless parts are missing."""
         if not task.path.is_file():
             raise ArgumentError(
                 f"exercise must be started: {task.path} does not exist; "
                 f"run {self.command(task.start_command)}"
             )
         done = self.progress.of(task.key)
-        done.tries += counts
         self.progress.current = task.key
         from ..examiner.source.unwritten import unwritten
 
         source = task.path.read_text("utf-8", errors="replace")
         parts, problem = unwritten(source), static_problem(source, task.exercise)
+        done.tries += counts and not parts
         if parts or problem is not None:
             outcome = Outcome(parts, None, None if parts else problem)
         else:
@@ -431,7 +451,29 @@ def static_problem(source: str, exercise: Exercise) -> str | None:
         return f"{exercise.name} returns nothing: add a return statement."
     called = {_name_of(node) for node in ast.walk(subject) if isinstance(node, ast.Call)}
     forbidden = sorted(called & set(exercise.without))
-    return f"This exercise must be solved without {forbidden[0]}." if forbidden else None
+    if forbidden:
+        return f"This exercise must be solved without {forbidden[0]}."
+    if _returns_tuple(function) and not _returns_tuple(ast.parse(exercise.solution), exercise.name):
+        return (
+            f"{exercise.name} returns a tuple, but the exercise asks for a single tensor: return only that."
+        )
+    return None
+
+
+def _returns_tuple(tree: ast.AST, name: str | None = None) -> bool:
+    """Return True if a return statement of a function has several values; `name` is in a module."""
+    if name is not None:
+        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+        subject = next(node for node in nodes if node.name == name)
+        methods = [node for node in subject.body if getattr(node, "name", "") == "forward"]
+        tree = methods[0] if isinstance(subject, ast.ClassDef) else subject
+    inner = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+    return any(
+        (isinstance(child, ast.Return) and isinstance(child.value, ast.Tuple) and len(child.value.elts) > 1)
+        or _returns_tuple(child)
+        for child in ast.iter_child_nodes(tree)
+        if not isinstance(child, inner)
+    )
 
 
 def _name_of(call: ast.Call) -> str:
@@ -439,28 +481,47 @@ def _name_of(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
-def _differences(report: Report, expected: Report) -> list[str]:
-    """Return the differences between right code and the solution, a sentence each."""
-    summary, expected_summary = (
-        re.sub(r", to (?:the last digit|[\d.e+-]+)$", "", each.summary) for each in (report, expected)
-    )
-    differences = []
-    if summary != expected_summary:
-        differences.append(f"expected: {expected_summary}; your code: {summary}")
+_LAYOUTS: dict[Literal["inputs", "output"], str] = {
+    "inputs": r"(?:its |it takes )((?:inputs|one sequence).*)",
+    "output": r"it (returns \[.*)",
+}
+
+
+def _differences(report: Report, expected: Report) -> list[Difference]:
+    """Return the differences between right code and the solution."""
     words, expected_words = ([*each.conventions.words, *each.designs] for each in (report, expected))
-    differences += [f"expected: {word}" for word in expected_words if word not in words]
-    differences += [f"your code: {word}" for word in words if word not in expected_words]
-    if expected.conventions.returns_weights != report.conventions.returns_weights:
-        differences.append(
-            f"expected: weights are {'' if expected.conventions.returns_weights else 'not '}returned"
+    missing = [word for word in expected_words if word not in words]
+    added = [word for word in words if word not in expected_words]
+    differences = []
+    for about, form in _LAYOUTS.items():
+        asked_for, actual = (
+            ", ".join(match[1] for word in each if (match := re.fullmatch(form, word)))
+            for each in (missing, added)
         )
-    missing = [probe for probe in expected.errors if probe not in report.errors]
-    if missing:
-        differences.append(f"your code cannot be called with: {', '.join(missing)}")
+        if asked_for or actual:
+            other = actual or ("inputs of another shape" if about == "inputs" else "")
+            asked_for, other = (layout.replace("inputs are ", "inputs ") for layout in (asked_for, other))
+            differences.append(Difference(asked_for, other, about))
+    is_layout = re.compile("|".join(_LAYOUTS.values())).fullmatch
+    differences += [Difference(expected=word) for word in missing if not is_layout(word)]
+    differences += [Difference(actual=word) for word in added if not is_layout(word)]
+    summary, expected_summary = (_formula(each) for each in (report, expected))
+    if summary != expected_summary and not differences:
+        differences.append(Difference(expected_summary, summary))
+    if expected.conventions.returns_weights != report.conventions.returns_weights:
+        sides = "only the output", "a tuple, the output and the weights"
+        differences.append(Difference(*(sides if report.conventions.returns_weights else sides[::-1])))
+    probes = [probe for probe in expected.errors if probe not in report.errors]
+    if probes and report.designs == expected.designs:  # other designs are tried with other inputs
+        differences.append(Difference(actual=f"cannot be called with: {', '.join(probes)}"))
     expected_remarks = {remark.key for remark in expected.remarks}
     differences += [
-        f"{remark.title[0].upper()}{remark.title[1:]}"
-        for remark in report.remarks
-        if remark.key not in expected_remarks
+        Difference(actual=remark.title) for remark in report.remarks if remark.key not in expected_remarks
     ]
     return differences
+
+
+def _formula(report: Report) -> str:
+    """Return the summary without the name and the size of the rounding errors."""
+    summary = re.sub(r", to (?:the last digit|[\d.e+-]+)$| \(largest difference [^()]*\)", "", report.summary)
+    return summary.removeprefix(f"{report.name} ")

@@ -9,7 +9,9 @@ repairs: no scale; scale by d_k
 # %% [markdown]
 # In lesson 0, head 5.2 of mini compared the **query** of the last "the" with the **keys** of all tokens, and
 # the key of "letter" fitted best. Queries and keys are vectors: a head computes $d$ numbers for each token as
-# its query and $d$ others as its key. In mini $d$ is 32. The cell runs mini again and takes both from head 5.2.
+# its query and $d$ others as its key. In mini $d$ is 32. Each of the $d$ places in a vector is called a
+# **channel**: channel 0 of a query is its first number. Many texts, and some hints of `headwise learn`, write
+# $d_k$ for $d$, the width of a key. The cell runs mini again and takes both from head 5.2.
 
 # %%
 import torch
@@ -60,13 +62,17 @@ assert scores.argmax() == 5 and cosines.argmax() == 5 and scores.argsort()[-2] =
 # numbers in brackets count the tokens, from 0.
 
 # %%
-from matplotlib import pyplot as plt
-
 along = scores / q.norm()  # [S]: the component parallel to q
 rest = K - along[:, None] * q / q.norm()  # [S, D]: what is at a right angle to q
 across = rest @ torch.linalg.svd(rest - rest.mean(0)).Vh[0]  # [S]: its direction of largest spread
 across = across * across[0].sign()  # a direction has two signs; `<|start|>` is above
 assert torch.allclose(rest @ q, torch.zeros(12), atol=1e-3)
+print(f"the query: {q.norm():.1f} to the right")
+for place in (5, 0, 1, 8):
+    print(f"{tokens[place]} ({place}): {along[place]:.1f} to the right, {across[place]:.1f} upwards")
+
+# %%
+from matplotlib import pyplot as plt
 
 figure, ax = plt.subplots(figsize=(7.6, 4.2))
 low, high = across.min().item() - 1.6, across.max().item() + 1.6
@@ -91,6 +97,10 @@ figure.colorbar(ax.collections[0], label="q . k")
 figure.tight_layout()
 
 # %% [markdown]
+# No key is farther to the right than "letter" (6.5), so its dot product is the largest. `<|start|>` is almost
+# as far to the right (6.4), but also high up (4.4): its key is longer, and its direction differs more from
+# that of the query.
+#
 # One matrix product computes the dot products of all queries with all keys: entry $(t, s)$ of $QK^\top$ is
 # query $t$ times key $s$. With more axes in front, for example the sequences of a batch (we write `[.., T, D]`),
 # `Q @ K.transpose(-2, -1)` computes one such matrix for each of them; it swaps only the last two axes of `K`.
@@ -112,9 +122,10 @@ print(f"scores {tuple(scores.shape)}; weight of the last 'the' on 'letter': {wei
 # add up, so the sum has variance $d$ and standard deviation $\sqrt d$. Wider vectors have larger scores,
 # although their directions do not agree more.
 #
-# A softmax, $w_s = e^{x_s} / \sum_r e^{x_r}$, turns scores into **attention weights** that sum to 1 (lesson
-# 2). We measure three things for 500 random queries with 32 random keys each, at five widths: the spread of
-# the scores, the largest of the 32 weights, and the gradient that reaches the query.
+# A softmax turns scores into **attention weights**: positive numbers that sum to 1; the larger a score, the
+# larger its weight. Lesson 2 has its formula. We measure three things for 500 random queries with 32 random
+# keys each, at five widths: the spread of the scores, the largest of the 32 weights, and the gradient that
+# reaches the query.
 
 
 # %%
@@ -167,13 +178,17 @@ figure.tight_layout()
 # Without the scale, the scores of these random vectors have a standard deviation of $\sqrt d$. At width 1,024
 # one of 32 random keys gets nearly all the weight: the softmax is *saturated*. Weights near 0 or 1 hardly
 # change when scores change, so the median of the gradient over the 500 queries is almost 0. If the scores are
-# divided by $\sqrt d$, all three curves are flat: training starts from the same state at every width.
+# divided by $\sqrt d$, all three are nearly the same at every width: training starts from the same state.
+# The three plots draw the columns of the table.
 #
-# Textbooks say that without the scale "the gradients vanish". The plot on the right is more precise. Up to width 64
-# the median gradient does not fall at all; the range between the 10% and the 90% quantile grows in both
-# directions. So we also compute the mean:
+# Textbooks say that without the scale "the gradients vanish". The table is more precise. At width 64 the
+# median gradient (0.4952) is still larger than at width 4 (0.4289); at width 1,024 it is 0.0013. We also look
+# at the queries with small and with large gradients, and at the mean:
 
 # %%
+for p in (0.1, 0.9):
+    quantiles = " ".join(f"{grad.quantile(p):.4f}" for _, _, grad in plain)
+    print(f"{p:.0%} of the gradients, plain, are below: {quantiles}")
 means = [grad.mean().item() for _, _, grad in plain]
 means_scaled = [grad.mean().item() for _, _, grad in scaled]
 print("mean gradient, plain: ", " ".join(f"{mean:.2f}" for mean in means))
@@ -188,9 +203,10 @@ assert largest[steepest].median() < 0.9 < largest.median()
 assert means[-1] > means[0] and plain[-1][2].median() < 0.02 * scaled[-1][2].median()
 
 # %% [markdown]
-# The mean does not fall: it is larger at width 1,024 than at width 4. Many queries get almost no gradient,
-# and a few, whose largest weight happens to be far from 1, get a very large one. Both harm training, and the
-# scale prevents both.
+# The small gradients become 0, the large ones grow (from 0.8194 at width 4 to 4.3780 at width 1,024 at the
+# 90% quantile), and the mean does not fall: it is larger at width 1,024 than at width 4. Many queries get
+# almost no gradient, and a few, whose largest weight happens to be far from 1, get a very large one. Both
+# harm training, and the scale prevents both.
 
 # %% exercise: scaled_scores
 """Scaled dot products of queries and keys."""
@@ -204,9 +220,8 @@ def scaled_scores(q: Tensor, k: Tensor) -> Tensor:
 
 
 # %% hint: idea
-# A score says how well a key fits a query: it is the dot product of the two. A single matrix product
-# computes the dot products of all queries with all keys. Their spread grows with the width of the vectors,
-# so divide them by a number that depends on the width only.
+# A score says how well a key fits a query. Which number of this lesson measures that? How does its spread
+# change if the vectors become wider? The exercise asks for scores whose spread does not change.
 
 # %% hint: formula
 # $$\text{scores} = \frac{QK^\top}{\sqrt{D}}$$
@@ -232,6 +247,13 @@ def scaled_scores(q: Tensor, k: Tensor) -> Tensor:
     return scores / q.shape[-1] ** 0.5
 
 
+# %% try
+q, k = torch.randn(2, 5, 8), torch.randn(2, 7, 8)  # 2 sequences of 5 queries and 7 keys, D = 8
+scores = scaled_scores(q, k)
+print("scores:", tuple(scores.shape), "expected: (2, 5, 7)")
+wide = scaled_scores(torch.randn(1000, 256), torch.randn(1000, 256))
+print(f"standard deviation for D = 256: {wide.std():.2f}, expected: about 1")
+
 # %%
 stds, largest, _ = zip(*(measure(d, 1 / d) for d in widths), strict=True)
 medians = [weight.median().item() for weight in largest]
@@ -245,11 +267,11 @@ assert own_scores[-1] > 10 * own_scores[0]
 
 # %% question: Why the root? What happens if scores are divided by d itself?
 # The variance of the scores grows as $d$ and their standard deviation as $\sqrt d$, so dividing by $\sqrt d$
-# makes it 1. Dividing by $d$ makes it $1 / \sqrt d$, which shrinks with the width (cell above). Then all
+# makes it 1. Dividing by $d$ makes it $1 / \sqrt d$, which shrinks with the width (code below). Then all
 # scores are nearly equal, every key gets nearly 1/32, and attention starts as a plain mean of the values.
 
 # %% question: If every score is divided by sqrt(d), can a trained head still put all its weight on one key?
 # Yes. The scale is a constant; it sets where training starts, not where it ends. The learned matrices that
 # compute queries and keys can grow. And learned vectors need not be independent: if a query and a key agree
 # in all channels, their dot product grows as $d$, not as $\sqrt d$, so it still grows after the division
-# (last line of the cell above).
+# (last line of the code below the first question).

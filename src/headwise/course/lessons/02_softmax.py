@@ -16,16 +16,21 @@ repairs: own softmax over the wrong axis; own softmax overflows
 
 # %%
 import torch
-from matplotlib import pyplot as plt
 
 x = torch.tensor([2.0, 1.0, 0.0, -1.0])  # [S=4]: scores of four keys for one query
 powers = x.exp()  # [S]: all positive
 weights = powers / powers.sum()  # [S]: sum 1
 assert torch.allclose(weights, torch.softmax(x, dim=0)) and torch.allclose(weights.sum(), torch.tensor(1.0))
+for name, numbers in (("scores x", x), ("exp(x)", powers), ("weights", weights)):
+    columns = " ".join(f"{number:6.2f}" for number in numbers.tolist())
+    print(f"{name:9} {columns}   sum {numbers.sum():.2f}")
+
+# %%
+from matplotlib import pyplot as plt
 
 figure, axes = plt.subplots(1, 3, figsize=(9.5, 2.9))
 for ax, heights, title in zip(axes, (x, powers, weights), ("scores x", "exp(x)", "weights"), strict=True):
-    bars = ax.bar(["key 0", "key 1", "key 2", "key 3"], heights, color="#6b1d81")
+    bars = ax.bar(["key 0", "key 1", "key 2", "key 3"], heights.tolist(), color="#6b1d81")
     ax.bar_label(bars, fmt="%.2f", padding=2)
     ax.axhline(0, color="#1f2430", lw=0.8)
     ax.margins(y=0.15)
@@ -33,6 +38,9 @@ for ax, heights, title in zip(axes, (x, powers, weights), ("scores x", "exp(x)",
 figure.tight_layout()
 
 # %% [markdown]
+# The bars show the three lines that were printed. The scores are 1 apart; each weight is $e$ times the next:
+# 0.64 for key 0, then 0.24, 0.09 and 0.03.
+#
 # Two properties matter:
 #
 # - **Adding a constant changes nothing.** If every score grows by 100, numerator and denominator both grow by
@@ -87,7 +95,12 @@ torch.manual_seed(1)
 scores = torch.randn(4, 6) * 1.5  # [T=4, S=6]
 by_keys, by_queries = scores.softmax(dim=-1), scores.softmax(dim=-2)  # both [T, S]
 assert torch.allclose(by_keys.sum(-1), torch.ones(4)) and torch.allclose(by_queries.sum(-2), torch.ones(6))
+for name, table in (("dim=-1", by_keys), ("dim=-2", by_queries)):
+    sums = [" ".join(f"{total:.2f}" for total in table.sum(dim).tolist()) for dim in (-1, -2)]
+    print(f"{name}: weights of query 0", " ".join(f"{weight:.2f}" for weight in table[0].tolist()))
+    print(f"        sums of the 4 rows {sums[0]}, of the 6 columns {sums[1]}")
 
+# %%
 figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.6))
 for ax, table, title in (
     (axes[0], by_keys, "dim=-1: rows sum to 1 (right)"),
@@ -113,7 +126,10 @@ for ax, table, title in (
 figure.tight_layout()
 
 # %% [markdown]
-# Two tests show that the right-hand table is wrong. First, let every value be the number 1: a weighted mean
+# The picture shows both tables with their sums. With `dim=-1` each row sums to 1. With `dim=-2` each column
+# sums to 1, and the rows sum to 0.23, 2.07, 0.68 and 3.03.
+#
+# Two tests show that `dim=-2` is wrong. First, let every value be the number 1: a weighted mean
 # of ones must be 1. Second, change only the *last* query: the weights of the first query must not change.
 
 # %%
@@ -129,8 +145,9 @@ print(f"weights of query 0 change by up to {change_by_keys:.2f} (dim=-1), {chang
 assert torch.allclose(by_keys @ ones, torch.ones(4, 1)) and change_by_keys == 0 and change_by_queries > 0.05
 
 # %% [markdown]
-# Along the wrong axis, queries compete for a key instead of keys for a query. Some queries get weights that
-# sum to almost nothing, and the weights of a query depend on the other queries. In a model that generates
+# Along the wrong axis, queries compete for a key instead of keys for a query. The weights of some
+# queries sum to much less than 1 (0.23), those of others to more than 1 (3.03), and they depend on the other
+# queries. In a model that generates
 # text from left to right, later words would change the results of earlier ones. Such code runs, has the right
 # shapes and may even train. Only the sums show the mistake.
 #
@@ -182,6 +199,11 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
     return powers / powers.sum(dim=dim, keepdim=True)
 
 
+# %% try
+weights = softmax(torch.randn(4, 6))  # 4 queries, 6 keys
+print("weights:", tuple(weights.shape), "sums of the rows:", weights.sum(dim=-1).tolist())
+print("large scores:", softmax(torch.tensor([1000.0, 999.0, 0.0])).tolist(), "expected: no nan")
+
 # %%
 ratios = []
 for other_scores in ([0.0], [5.0, -3.0], [0.5] * 50):
@@ -192,7 +214,7 @@ assert all(abs(ratio - 7.389) < 1e-3 for ratio in ratios)
 
 # %% question: One key scores 3, another 1. How many times as large is the weight of the first?
 # $e^{3-1} = e^2 \approx 7.39$ times, whatever the other scores are: the denominator is the same for both keys
-# and cancels. The weights themselves do depend on the other scores, as the cell above shows.
+# and cancels. The weights themselves do depend on the other scores, as the code below shows.
 
 # %% question: Scores [B, H, T, S] go through softmax(scores, dim=1). What sums to 1, and does it crash?
 # For each pair of a query and a key, the weights of all *heads* sum to 1: heads compete with each other, and

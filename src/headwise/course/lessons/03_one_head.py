@@ -18,7 +18,8 @@ repairs: softmax over queries; keys and values swapped
 # $$\text{head}(Q, K, V) = \text{softmax}\left(\frac{QK^\top}{\sqrt{d}}\right) V$$
 #
 # The cell below is the party of lesson 0 in numbers. Two guests ask, a music lover and a sports fan. Each of
-# four other guests has a topic as key, and says something of their own, the value.
+# four other guests has a topic as key, and recommends an evening, the value: the hour at which it begins and
+# its price. The cell computes the first two steps.
 
 # %% slide: A head answers even if no key is equal
 # - A Python dictionary returns the value whose key **equals** the query.
@@ -36,8 +37,8 @@ repairs: softmax over queries; keys and values swapped
 # Read the formula from the inside to the outside: scores, weights, mean.
 
 # %% slide: A party: two guests ask, four can answer
-# - **Query**: what a guest wants to hear about.
-# - **Key**: the topic of another guest. **Value**: what that guest says about it.
+# - **Query**: what a guest wants to hear about. **Key**: the topic of another guest.
+# - **Value**: the evening that this guest recommends: the hour at which it begins, and its price.
 #
 # ```
 # topics = {
@@ -46,6 +47,8 @@ repairs: softmax over queries; keys and values swapped
 #     "football": [0.0, 1.0, 0.0],
 #     "chess": [0.1, 0.5, 1.0],
 # }
+# k = torch.tensor(list(topics.values()))  # [S=4, D=3]: one key per guest
+# v = torch.tensor([[21.0, 20.0], [22.0, 15.0], [18.0, 40.0], [19.0, 5.0]])  # [S=4, Dv=2]: hour, price
 # q = torch.tensor([[2.0, 0.0, 0.0], [0.0, 2.0, 0.0]])  # [T=2, D=3]: a music lover, a sports fan
 # ```
 #
@@ -57,14 +60,14 @@ repairs: softmax over queries; keys and values swapped
 
 # %% slide: Two lines compute the weights
 # ```
-# scores = q @ k.T / k.shape[-1] ** 0.5  # [T, S]
+# scores = q @ k.transpose(-2, -1) / k.shape[-1] ** 0.5  # [T, S]
 # weights = scores.softmax(dim=-1)  # [T, S]: each row sums to 1
 # ```
 #
 # [output]
 #
-# - A row for each query, a column for each key.
-# - The softmax runs over the keys, so each row sums to 1.
+# - `k.transpose(-2, -1)` swaps the last two axes of the keys: $[S, D]$ becomes $[D, S]$.
+# - A row for each query, a column for each key. The softmax runs over the keys, so each row sums to 1.
 #
 # ---
 # Point at the rows: music lover, sports fan. The columns: jazz, blues, football, chess.
@@ -80,21 +83,51 @@ topics = {
     "chess": [0.1, 0.5, 1.0],
 }
 k = torch.tensor(list(topics.values()))  # [S=4, D=3]: one key per guest
-v = torch.eye(4)  # [S=4, Dv=4]: one value per guest, all different
+v = torch.tensor([[21.0, 20.0], [22.0, 15.0], [18.0, 40.0], [19.0, 5.0]])  # [S=4, Dv=2]: hour, price
 q = torch.tensor([[2.0, 0.0, 0.0], [0.0, 2.0, 0.0]])  # [T=2, D=3]: a music lover, a sports fan
 
-scores = q @ k.T / k.shape[-1] ** 0.5  # [T, S]
+scores = q @ k.transpose(-2, -1) / k.shape[-1] ** 0.5  # [T, S]
 weights = scores.softmax(dim=-1)  # [T, S]: each row sums to 1
 print(weights)
 print("rows sum to", [round(total, 4) for total in weights.sum(-1).tolist()])
 
 # %% [markdown]
+# The third step: each guest who asks gets a mean of the four evenings, in proportion to the weights. That is
+# a product of the weights and the values:
+
+# %% slide: The third step: a mean of the values
+# ```
+# output = weights @ v  # [T=2, Dv=2]: a mean of the rows of v for each query
+# ```
+#
+# [output]
+#
+# - A value here is a row of `v`: the hour at which an evening begins, and its price.
+# - Each guest gets a **mean** of the four evenings, in proportion to the weights.
+#
+# ---
+# Ask: is this an evening that somebody recommends? No, it is a mixture of all four.
+
+# %%
+output = weights @ v  # [T=2, Dv=2]: a mean of the rows of v for each query
+print("values (hour, price):", v.tolist())
+by_hand = sum(weights[0, s] * v[s] for s in range(4))  # 0: the music lover
+assert torch.allclose(output[0], by_hand)
+for name, (hour, price) in zip(("music lover", "sports fan"), output.tolist(), strict=True):
+    print(f"{name:11}: hour {hour:.1f}, price {price:.1f}")
+
+# %% [markdown]
+# The music lover gets hour 20.7 and price 18.6. Nobody recommends this evening; it is a mean of all four.
+# Jazz (21, 20) and blues (22, 15) have the largest weights in it; football, the most expensive evening, has
+# 12%. For the sports fan football has 45%, so the hour is earlier and the price higher: 19.3 and 24.4.
+#
 # No weight is 0: even the chess player gets some weight from the music lover. This makes attention trainable:
 # every weight changes a little if a key changes a little, so the gradient shows in which direction to change
 # the keys.
 #
 # The same code works with more axes in front, for the sequences of a batch or for heads (`[.., T, D]`): `@`
-# multiplies the last two axes, and `k.transpose(-2, -1)` swaps them.
+# multiplies the last two axes, and `k.transpose(-2, -1)` swaps them. `k.T` would reverse all axes: that is the
+# same for two axes, but not for more.
 #
 # headwise computes the same. The next cell does so for one head and plots its weights:
 
@@ -102,12 +135,17 @@ print("rows sum to", [round(total, 4) for total in weights.sum(-1).tolist()])
 # - Even the chess player gets some weight from the music lover.
 # - If a key changes a little, every weight changes a little: the **gradient** shows in which direction to
 #   change the keys.
-# - The same three lines work for a batch and for many heads: `[.., T, D]`.
+# - The same three lines work with more axes in front, for a batch or for heads: `q` is $[.., T, D]$, `k`
+#   $[.., S, D]$.
 #
 # [picture]
 #
 # ---
-# Compare with "take the best key": its gradient is 0 almost everywhere. That is the first question below.
+# Compare with "take the best key": its gradient is 0 almost everywhere. That is the first question at the
+# end.
+#
+# Why not `k.T`? It reverses all axes. For a table of keys that is the same; with a batch or heads in front it
+# is not, and `q @ k.T` fails. `k.transpose(-2, -1)` swaps the last two axes only.
 
 # %%
 import headwise as hw
@@ -129,8 +167,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 # %% hint: idea
-# For each query, a head returns a weighted mean of all values. Scores say how well each key fits the query
-# (lesson 1), softmax turns a row of scores into weights (lesson 2), and the weights multiply the values.
+# For each query, a head returns a weighted mean of all values. The lesson computes it in three steps. Which
+# of them have you written already, in lessons 1 and 2?
 
 # %% hint: formula
 # $$\text{head}(Q, K, V) = \text{softmax}\left(\frac{QK^\top}{\sqrt{D}}\right) V$$
@@ -157,6 +195,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     weights = scores.softmax(dim=-1)  # [.., T, S]: over the keys
     return weights @ v
 
+
+# %% try
+q, k, v = torch.randn(2, 5, 8), torch.randn(2, 7, 8), torch.randn(2, 7, 3)  # 2 sequences, T = 5, S = 7
+print("output:", tuple(attend(q, k, v).shape), "expected: (2, 5, 3)")
+ones = attend(q, k, torch.ones(2, 7, 1))  # every value is 1, so every mean is 1
+print("means of ones:", [round(mean, 2) for mean in ones.flatten().tolist()])
 
 # %% question: Why does attention compute a weighted mean of the values, and not simply take the value of the best key?
 # Taking the best value is a step function: if a key changes a little, the output either stays the same or

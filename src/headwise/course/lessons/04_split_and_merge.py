@@ -41,6 +41,7 @@ for h in range(H):
 # %%
 wrong = x.view(H, T, D)  # [H=2, T=3, D=4]: the same shape
 assert wrong.shape == heads.shape and not torch.equal(wrong, heads)
+print(wrong)
 
 # %% [markdown]
 # The plot shows where each number in memory goes. The colour is the head that a number belongs to; later
@@ -81,10 +82,11 @@ for row, table, name in ((1, heads, "view, then transpose (right)"), (2, wrong, 
 figure.subplots_adjust(left=0.06, right=0.98, top=0.95, bottom=0.02)
 
 # %% [markdown]
-# With the right split, each head has one colour and one row for each token. The view alone takes the numbers
-# in the order of memory: "head 0" gets all of token 0, cut into two rows, and half of token 1. Attention
-# within it would compare the two halves of one token, and would never compare tokens 0 and 2. All shapes fit,
-# so there is no error.
+# With the right split, head 0 has the numbers 0 to 3, 10 to 13 and 20 to 23: channels 0 to 3 of each token,
+# in one colour, and one row for each token. The view alone takes the numbers in the order of memory: "head 0"
+# has 0 to 7 and 10 to 13, which is all of token 0, cut into two rows, and half of token 1. Attention within
+# it would compare the two halves of one token, and would never compare tokens 0 and 2. All shapes fit, so
+# there is no error.
 #
 # ## Why a view cannot do it
 # A tensor is a block of memory together with **strides**: how far apart in memory two neighbours along an
@@ -101,8 +103,9 @@ assert wrong[h, t, d] == x.flatten()[12 * h + 4 * t + 1 * d]  # strides (12, 4, 
 
 # %% [markdown]
 # In the right split, the stride of the axis of heads is 4, and that of the axis of tokens is 8. `view` of a
-# contiguous tensor always gives strides that decrease from the first axis to the last. Only a transpose puts
-# a smaller stride in front of a larger one.
+# contiguous tensor (its numbers lie in memory without gaps, in the order of its rows) always gives strides
+# that decrease from the first axis to the last. Only a transpose puts a smaller stride in front of a larger
+# one.
 #
 # ## Merge: the same steps in reverse
 # Transpose first, then join the last two axes. Here an error can occur: to join two axes with `view`, their
@@ -142,9 +145,8 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
 
 
 # %% hint: idea
-# The channels of each token are cut into neighbouring pieces, a piece for each head. So first split only
-# the last axis: no number leaves its token. Then move the axis of the heads before the axis of the tokens.
-# A single view to the final shape would mix tokens.
+# The channels of each token are cut into neighbouring pieces, a piece for each head, and no number may leave
+# its token. A single view to the final shape would mix tokens. Which axis can be split without mixing them?
 
 # %% hint: formula
 # $$\text{out}[b, h, t, d] = x[b, t, h \cdot D + d], \qquad D = E / H$$
@@ -168,6 +170,13 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
     return per_token.transpose(1, 2)  # [B, H, T, D]
 
 
+# %% try
+x = torch.arange(2 * 3 * 8).view(2, 3, 8)  # 2 sequences of 3 tokens, E = 8
+heads = split_heads(x, num_heads=2)
+print("heads:", tuple(heads.shape), "expected: (2, 2, 3, 4)")
+print("head 1 of the first sequence:", heads[0, 1].tolist())
+print("expected, channels 4 to 7:   ", x[0, :, 4:].tolist())
+
 # %%
 assert torch.equal(x.view(T, H, D).transpose(0, 1).transpose(0, 1).reshape(T, E), x)  # the right pair
 assert torch.equal(x.view(H, T, D).reshape(T, E), x)  # the wrong pair
@@ -186,8 +195,8 @@ print("with attention in between, the two pairs differ by up to", round((good - 
 assert not torch.allclose(good, bad, atol=0.1)
 
 # %% question: Split followed by merge gives x again. Does that prove that both are right?
-# No. A wrong merge undoes a wrong split, so the round trip works for both pairs (first lines of the cell
-# above). The difference is attention in between: it compares the rows of a head, and after the wrong split
+# No. A wrong merge undoes a wrong split, so the round trip works for both pairs (first lines of the code
+# below). The difference is attention in between: it compares the rows of a head, and after the wrong split
 # these are not tokens. Compare a split with slices instead: `heads[h] == x[:, h * D : (h + 1) * D]`.
 
 # %%

@@ -14,6 +14,9 @@ repairs: no output projection; scale by d_model; split by view
 #
 # $$\text{head}_i = \text{softmax}\left(\frac{Q W^Q_i \, (K W^K_i)^\top}{\sqrt{d_k}}\right) V W^V_i$$
 #
+# Here $E$ is the width of a token's vector, and $d_k = E / H$ the width of one head (`D` in the code).
+# Formulas count heads from 1 to $H$; code and this text count them from 0.
+#
 # Why matrices? Without them, head 0 could use only channels 0 to $d_k - 1$ of the input. With them, each
 # channel of each head is a learned combination of *all* channels. There are three for the input, since a
 # token has three roles: what it searches for ($W^Q$), what it is found by ($W^K$) and what it passes on
@@ -149,7 +152,7 @@ assert torch.allclose(weights, expected_weights, rtol=0, atol=1e-12)
 print(f"output differs from torch's by at most {(output - expected).abs().max():.0e}")
 
 # %% [markdown]
-# The scale is $\sqrt{d_k}$, where $d_k$ is the width of *one head*, since that is the width of the vectors in
+# The scale is $\sqrt{d_k}$, the root of the width of *one head*, since that is the width of the vectors in
 # each dot product. The weights are $[B, H, T, S]$: a table for each head. The plot shows those of the first
 # sequence. The matrices are random; lesson 13 shows what trained heads do.
 
@@ -190,7 +193,8 @@ assert mean.shape == (B, T, S) and torch.allclose(mean, weights.mean(dim=1))
 # %% [markdown]
 # ## What the last matrix does
 # After the merge, every head has its own channels: in `merged`, channels 0 to 3 depend on head 0 alone. $W^O$
-# mixes them. If $W^O$ is cut into $H$ pieces of $D$ rows, concatenating and multiplying is a sum over heads:
+# mixes them. torch stores it transposed: `W_o.T` in the code is $W^O$. If $W^O$ is cut into $H$ pieces of $D$
+# rows, concatenating and multiplying is a sum over heads:
 #
 # $$\text{Concat}(\text{head}_1, \dots, \text{head}_H)\, W^O = \sum_{i=1}^{H} \text{head}_i\, W^O_i$$
 #
@@ -209,7 +213,7 @@ assert mean.shape == (B, T, S) and torch.allclose(mean, weights.mean(dim=1))
 # the result.
 
 # %%
-pieces = W_o.detach().T.view(H, D, E)  # [H, D, E]: W_o_i, one for each head
+pieces = W_o.detach().T.view(H, D, E)  # [H, D, E]: the rows of W^O that belong to each head
 contributions = o @ pieces  # [B, H, T, E]: of each head
 assert torch.allclose(contributions.sum(dim=1) + b_o.detach(), output, rtol=0, atol=1e-12)
 
@@ -220,6 +224,9 @@ for h in range(H):
     ablated = ablated.transpose(1, 2).reshape(B, T, E)  # [B, T, E]
     before[h] = (ablated - merged).abs().mean((0, 1))
     after[h] = (ablated @ W_o.T + b_o - output).detach().abs().mean((0, 1))
+    changed = [int((change[h] > 0).sum()) for change in (before, after)]
+    print(f"head {h} off: {changed[0]} of {E} channels change before W_o, {changed[1]} after it,", end=" ")
+    print(f"by {after[h].min():.2f} to {after[h].max():.2f} on average")
 
 # %% slide: After the last matrix, every head reaches every channel
 # [picture]
@@ -244,6 +251,9 @@ assert (before > 0).sum() == E and (after > 0).all()
 figure.tight_layout()
 
 # %% [markdown]
+# The picture shows the same for each channel. Before $W^O$, head 0 changes channels 0 to 3 only, head 1
+# channels 4 to 7 and head 2 channels 8 to 11. After $W^O$, every head changes all 12 channels.
+#
 # ## A mask
 # A mask says which query may attend to which key: `True` = may attend. Where it is False, the score becomes
 # $-\infty$ before the softmax, and the weight exactly 0 (lesson 2). In torch's module `True` means the
@@ -385,8 +395,19 @@ class MultiHeadAttention(nn.Module):
         return self.W_o(merged), weights
 
 
+# %% try
+module = MultiHeadAttention(d_model=12, num_heads=3)
+query, key = torch.randn(2, 5, 12), torch.randn(2, 7, 12)  # 2 sequences, T = 5, S = 7
+output, weights = module(query, key, key)
+print("output:", tuple(output.shape), "expected: (2, 5, 12)")
+print("weights:", tuple(weights.shape), "expected: (2, 3, 5, 7)")
+mask = torch.ones(5, 7, dtype=torch.bool)
+mask[:, -1] = False  # no query may attend to the last key
+print("weights on the hidden key:", module(query, key, key, mask)[1][..., -1].unique().tolist())
+
 # %% [markdown]
-# With torch's weights copied into it, the class gives torch's numbers, with and without a mask:
+# With torch's weights copied into it, the class of the solution gives torch's numbers, with and without a
+# mask:
 
 # %%
 ours = MultiHeadAttention(E, H).double()
@@ -397,22 +418,29 @@ with torch.no_grad():
         getattr(ours, name).bias.copy_(bias)
     assert torch.allclose(ours(query, key, value)[0], expected, rtol=0, atol=1e-12)
     assert torch.allclose(ours(query, key, value, mask)[0], masked, rtol=0, atol=1e-12)
+    print(f"largest difference {(ours(query, key, value)[0] - expected).abs().max():.0e}, ", end="")
+    print(f"with the mask {(ours(query, key, value, mask)[0] - masked).abs().max():.0e}")
 
-for heads in (1, 8, 16):
-    module = MultiHeadAttention(512, heads)
-    parameters = sum(p.numel() for p in module.parameters())
-    print(f"{heads:2} heads of width {module.d_k:3}: {parameters:,} parameters")
-    assert parameters == 4 * (512 * 512 + 512)
+# %%
+order = [2, 0, 1]
+reordered = o[:, order]  # [B, H, T, D]: the outputs of the heads, in another order
+with torch.no_grad():
+    too = (reordered @ pieces[order]).sum(dim=1) + b_o  # [B, T, E]: the pieces of W^O in the same order
+    alone = reordered.transpose(1, 2).reshape(B, T, E) @ W_o.T + b_o  # [B, T, E]: W^O as it was
+    assert torch.allclose(too, output, rtol=0, atol=1e-12) and not torch.allclose(alone, output, atol=0.1)
+    print(f"W^O reordered, too: the output changes by at most {(too - output).abs().max():.0e}")
+    print(f"W^O as it was: by up to {(alone - output).abs().max():.1f}")
 
-# %% question: How many parameters has multi-head attention of width 512 with 8 heads, and how many with 16?
-# The same number, 1,050,624: four matrices of 512 · 512 and four biases of 512. With twice as many heads,
-# each is half as wide. So "more heads, richer representations" is only half true: there are more tables of
-# weights, each computed from fewer channels. In our own measurement ("Why many heads?" on the page "What
-# heads do, measured": small Transformers of width 256 that differ only in the number of heads), models with
-# 16 and 32 heads per layer had a clearly higher loss at the end than those with 8; for 1, 2 and 4 heads there
-# was no clear difference from 8.
+# %% question: The heads of a layer are put in another order, with their pieces of all four matrices. What changes?
+# Only the order of the tables of weights. The output is a sum over heads, and a sum does not depend on the
+# order, as the code below shows. So the number of a head has no meaning of its own: two models that were
+# trained from different random numbers need not have the same kind of head at the same place. If the pieces
+# of
+# $W^O$ are not reordered with the heads, each head is multiplied by the piece of another, and the output is
+# wrong, without an error.
 
-# %% question: Concatenation already joins the heads. What would be lost without W_o?
-# Each head would stay in its own channels: output channels 0 to 3 would depend on head 0 alone, as the upper
-# plot shows. With $W^O$ every head can write into every channel, and the contributions of all heads to a
-# channel are added.
+# %% question: In float32 your module differs from torch's by 1e-7. Is that a mistake or rounding?
+# The number alone does not tell, but it shrinks in float64 if it is rounding. Compare with both modules and
+# the inputs in float64: rounding errors are then about $10^{-16}$ times as large as the numbers, and what a
+# mistake changes stays as large as before. Use sizes that all differ and biases that are not 0, so that no
+# mistake is hidden.

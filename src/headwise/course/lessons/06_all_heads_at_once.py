@@ -72,8 +72,9 @@ print("the same numbers, for 1, 2, 3, 8 and 32 heads")
 
 # %% [markdown]
 # ## What is different: the number of products
-# We let torch report each matrix product while it runs, and count the products and the multiplications of
-# numbers in them.
+# We count the matrix products, and the multiplications of numbers in them, while they run. torch calls the
+# method `__torch_function__` of a `TorchFunctionMode` instead of each of its functions; ours calls the
+# function and counts it.
 
 # %%
 from torch.overrides import TorchFunctionMode
@@ -171,6 +172,10 @@ for ax in axes:
 figure.tight_layout()
 
 # %% [markdown]
+# The left plot draws the products that were counted: the line of the loop rises from 6 to 81, the other stays
+# at
+# 6. The right plot draws the ratios of times that the last cell printed.
+#
 # With one head, both ways compute the same six products. With many heads and few tokens, each product of the
 # loop is tiny, and its fixed cost dominates. With longer sequences there is more to compute in each product,
 # and the fixed cost matters less.
@@ -187,8 +192,11 @@ figure.tight_layout()
 #
 # ## An axis for the heads
 # A third way needs no split and merge. Store the matrices with an axis for the heads, $W^Q$ as `[H, E, D]`,
-# and compute one product with it. If the last matrix is stored as `[H, D, E]`, one product sums over heads
-# and channels, like the sum of lesson 5.
+# and compute one product with it. `torch.einsum` computes such products. Each axis of the inputs gets a
+# letter; the letters behind the arrow are the axes of the result, and **letters that are missing from the
+# result are summed**: `"te,ed->td"` is the product of two matrices. In `"bte,hed->bhtd"` the letter e is
+# summed. If the last matrix is stored as `[H, D, E]`, one product sums over heads and channels, like the sum
+# of lesson 5.
 
 # %%
 loop = LoopOverHeads(128, 8)
@@ -290,6 +298,11 @@ class AllHeads(nn.Module):
         heads = weights @ v  # [B, H, T, D]
         return torch.einsum("bhtd,hde->bte", heads, self.w_o)  # [B, T, E]
 
+
+# %% try
+x = torch.randn(2, 10, 24)  # 2 sequences of 10 tokens, E = 24
+output = AllHeads(d_model=24, num_heads=3)(x)
+print("output:", tuple(output.shape), "expected: (2, 10, 24)")
 
 # %% question: Both ways need the same number of multiplications. Why is the loop slower with many heads and few tokens?
 # Every product has a fixed cost besides its multiplications: the call from Python, checks, memory, the choice

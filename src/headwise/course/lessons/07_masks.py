@@ -235,6 +235,11 @@ def padding_mask(lengths: Tensor, max_len: int) -> Tensor:
     return real[:, None, None, :]  # [B, 1, 1, S]
 
 
+# %% try
+mask = padding_mask(torch.tensor([3, 5]), max_len=5)  # 2 sequences, of 3 and of 5 tokens
+print("mask:", tuple(mask.shape), "expected: (2, 1, 1, 5)")
+print(mask[:, 0, 0].tolist())
+
 # %%
 visible = hw.Mask.causal().full(5, 5)[0, 0, :3]  # [3, S]: keys of the real queries of the first sentence
 assert not visible[:, 3:].any()  # the causal mask hides the padding at the end

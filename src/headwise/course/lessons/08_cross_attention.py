@@ -217,6 +217,13 @@ class CrossAttention(nn.Module):
         return self.w_o(heads.transpose(1, 2).flatten(2))  # [B, T, E]
 
 
+# %% try
+x, memory = torch.randn(2, 5, 24), torch.randn(2, 7, 24)  # 2 sequences, T = 5, S = 7
+real = torch.ones(2, 7, dtype=torch.bool)
+real[0, 4:] = False  # the first memory has 4 real words
+output = CrossAttention(d_model=24, num_heads=3)(x, memory, real)
+print("output:", tuple(output.shape), "expected: (2, 5, 24)")
+
 # %%
 x, memory = torch.randn(2, 7, 64), torch.randn(2, 12, 64)
 mha = hw.MultiHeadAttention(d_model=64, num_heads=8)

@@ -239,6 +239,11 @@ class Block(nn.Module):
         return x + self.feed_forward(self.norm2(x))
 
 
+# %% try
+x = torch.randn(2, 5, 24)  # 2 sequences of 5 tokens
+output = Block(d_model=24, num_heads=3)(x)
+print("output:", tuple(output.shape), "expected: (2, 5, 24)")
+
 # %%
 with torch.device("meta"):
     blocks = {heads: Block(768, heads) for heads in (12, 6)}

@@ -285,6 +285,12 @@ class SteadyAttention(nn.Module):
         return self.w_o(self.attend(q, k, v, mask).transpose(1, 2).flatten(2))
 
 
+# %% try
+module = SteadyAttention(d_model=24, num_heads=3).bfloat16()
+x = torch.randn(2, 5, 24, dtype=torch.bfloat16)  # 2 sequences of 5 tokens
+output = module(x, x, x)
+print("output:", tuple(output.shape), output.dtype, "expected: (2, 5, 24) torch.bfloat16")
+
 # %%
 gap = torch.finfo(torch.bfloat16).eps
 print(f"bfloat16: gap up to {gap:.1%}, one rounding up to {gap / 2:.1%}")

@@ -198,6 +198,10 @@ class EinsumAttention(nn.Module):
         return torch.einsum("bhtd,hde->bte", heads, self.W_O)  # h and d are summed: concatenation and W_O
 
 
+# %% try
+output = EinsumAttention(d_model=24, num_heads=3)(torch.randn(2, 5, 24))  # 2 sequences of 5 tokens
+print("output:", tuple(output.shape), "expected: (2, 5, 24)")
+
 # %% [markdown]
 # ## Comparison in float64
 # We compare every pair, with the same weights and the same input in float64: outputs, and gradients for all

@@ -474,6 +474,13 @@ class SummedHeads(nn.Module):
         return torch.stack(parts).sum(dim=0)  # [B, T, d_model]
 
 
+# %% try
+module = SummedHeads(d_model=24, num_heads=3)
+query, key = torch.randn(2, 5, 24), torch.randn(2, 7, 24)  # 2 sequences, T = 5, S = 7
+output = module(query, key, key)
+print("output:", tuple(output.shape), "expected: (2, 5, 24)")
+print("head 0:", tuple(module.contribution(0, query, key, key).shape), "expected: (2, 5, 24)")
+
 # %%
 eight, sixteen = hw.MultiHeadAttention(512, 8), hw.MultiHeadAttention(512, 16)
 wide = hw.MultiHeadAttention(512, 16, head_dim=64)  # 16 heads of the same width as the 8

@@ -322,6 +322,15 @@ class CausalSelfAttention(nn.Module):
         return self.out_proj(merged)
 
 
+# %% try
+x = torch.randn(2, 5, 24)  # 2 sequences of 5 tokens
+changed = x.clone()
+changed[:, -1] += 1  # another last token
+module = CausalSelfAttention(d_model=24, num_heads=3)
+print("output:", tuple(module(x).shape), "expected: (2, 5, 24)")
+difference = (module(changed) - module(x)).abs().amax(dim=(0, 2))
+print("change at each position:", difference.tolist(), "expected: 0 before the last")
+
 # %% [markdown]
 # Your class computes what layer 3 of mini computes, and two of its heads attend to the token before:
 

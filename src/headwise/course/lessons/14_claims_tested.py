@@ -297,6 +297,15 @@ class OpenAttention(nn.Module):
         return self.W_o(merged), weights
 
 
+# %% try
+x = torch.randn(2, 5, 24)  # 2 sequences of 5 tokens
+output, weights = OpenAttention(d_model=24, num_heads=3)(x, x, x, off=(0,))
+print("output:", tuple(output.shape), "expected: (2, 5, 24)")
+print("weights:", tuple(weights.shape), "expected: (2, 3, 5, 5)")
+
+# %% [markdown]
+# If all heads are off, only the bias of the last layer is left:
+
 # %%
 mha, x = OpenAttention(d_model=32, num_heads=4), torch.randn(2, 7, 32)
 with torch.no_grad():

@@ -298,6 +298,10 @@ class GroupedQueryAttention(nn.Module):
         return self.out_proj(heads.transpose(1, 2).reshape(B, T, -1))  # [B, T, E]
 
 
+# %% try
+output = GroupedQueryAttention(d_model=24, num_heads=6, num_kv_heads=2)(torch.randn(2, 5, 24))
+print("output:", tuple(output.shape), "expected: (2, 5, 24)")
+
 # %% [markdown]
 # The state dict of headwise's module fits, since the names are the same:
 

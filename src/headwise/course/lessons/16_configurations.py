@@ -294,6 +294,10 @@ class ConfiguredAttention(nn.Module):
         return self.out_proj(heads.transpose(1, 2).flatten(2))  # [B, T, H * D] -> [B, T, E]
 
 
+# %% try
+output = ConfiguredAttention(SMALL)(torch.randn(2, 5, 24))  # 2 sequences of 5 tokens
+print("output:", tuple(output.shape), "expected: (2, 5, 24)")
+
 # %% question: A configuration has d_model 3072, 16 heads, head_dim 256. Is that a mistake, and what are the shapes of W_Q and W_O?
 # It is not a mistake: it is Gemma 7B. 16 heads of 256 are 4096 channels, so $W_Q$ projects from 3072 to 4096
 # and $W_O$ from 4096 to 3072. Code that computes the width of a head as d_model / heads (192) would be wrong,

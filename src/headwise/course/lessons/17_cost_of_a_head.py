@@ -280,6 +280,10 @@ def attend_in_chunks(q: Tensor, k: Tensor, v: Tensor, chunk: int = 2) -> Tensor:
     return torch.cat(parts, dim=-2)  # [.., T, Dv]
 
 
+# %% try
+q, k, v = torch.randn(2, 5, 8), torch.randn(2, 7, 8), torch.randn(2, 7, 3)  # 2 sequences, T = 5, S = 7
+print("output:", tuple(attend_in_chunks(q, k, v).shape), "expected: (2, 5, 3)")
+
 # %% [markdown]
 # Chunks need less memory, but the same work:
 
