@@ -132,7 +132,7 @@ def printed_by(name: str) -> str:
 )
 def test_every_number_of_a_text_is_printed_by_its_lesson(name: str, form: str) -> None:
     pytest.importorskip("matplotlib")
-    text = re.sub(r"[Hh]ead \d\.\d", "", text_of(name, "markdown", "question"))
+    text = re.sub(r"[Hh]ead \d\.\d", "", text_of(name, "markdown", "question", "slide"))
     numbers = re.findall(form, text)
     assert len(numbers) >= 5
     assert [number for number in numbers if not has_number(number, printed_by(name))] == []

@@ -113,6 +113,64 @@ def test_a_stated_slide_stands_for_the_text_above_and_the_code_below_it() -> Non
 
 
 @every_lesson
+def test_no_slide_before_the_exercise_names_its_mistakes(chosen: Lesson) -> None:
+    kinds = [slide.title.partition(":")[0].partition(" (")[0] for slide in slides_of(chosen, {})]
+    if chosen.repairs:
+        assert kinds.index("Usual mistakes") == len(kinds) - 1
+    if chosen.has_exercise:
+        assert kinds.index("Exercise") < kinds.index("Question")
+
+
+def test_slides_of_one_head_have_no_code_that_fails_with_a_batch() -> None:
+    """The slides showed `k.T` and claimed that it works for many heads; `.T` reverses all axes."""
+    bodies = [visible(slide.body) for slide in slides_of(lesson(3), {})]
+    assert not any("k.T " in body for body in bodies)
+    assert any("q @ k.transpose(-2, -1)" in body for body in bodies)
+    assert any("v = torch.tensor(" in body and "k = torch.tensor(" in body for body in bodies)
+
+
+def test_the_slides_of_lesson_0_have_no_code_and_nothing_that_code_prints() -> None:
+    """They are for people who cannot read code: its derived slides had the output of cells without them."""
+    chosen = lesson(0)
+    shown = {i: Shown("printed", [PIXEL]) for i, cell in enumerate(chosen.cells) if cell.kind == "code"}
+    deck = slides_of(chosen, shown)
+    code = [slide.title for slide in deck if "<pre" in slide.body]
+    assert all(title.startswith("Try it") for title in code)
+    titles = [slide.title for slide in deck]
+    assert titles[1] == "Guess the next word" and "letter</strong>" not in deck[1].body
+    assert "Without head 3.4: 15%" in titles and sum(slide.body.count("<img") for slide in deck) == 1
+
+
+@every_lesson
+def test_no_two_slides_have_the_same_title(chosen: Lesson) -> None:
+    titles = [slide.title for slide in slides_of(chosen, {})[1:]]
+    assert len(set(titles)) == len(titles)
+
+
+def test_slides_of_a_heading_are_counted() -> None:
+    deck = deck_of("[markdown]\n# ## Sums\n# Why?", "\nx = 1", "[markdown]\n# It is 1.")[1:]
+    assert [slide.title for slide in deck] == ["Sums (1 of 2)", "Sums (2 of 2)"]
+
+
+def test_a_short_point_keeps_the_sentence_that_defines_a_term() -> None:
+    """A point was the first short sentence, and the definition behind it was in the notes only."""
+    text = f"A word helps. {'It goes on. ' * 20}A model counts. It is called a **{'big ' * 9}head**. It ends."
+    (slide,) = deck_of(f"[markdown]\n# {text}")[1:]
+    assert visible(slide.body).startswith("A model counts. It is called a big")
+    assert "It goes on" not in visible(slide.body) and "It goes on" in slide.notes
+
+
+def test_a_point_does_not_refer_to_another_slide() -> None:
+    """Points had "the bars show the lines that were printed", far from bars and lines."""
+    text = "[markdown]\n# The bars show it all. A mean (code below) is a sum, as the table above says."
+    code, last = deck_of("\nx = 1", "[markdown]\n# The table above has x.", text)[1:]
+    assert "The table above has x" in code.notes and visible(last.body) == "A mean is a sum."
+    assert "The bars show" in last.notes
+    (slide,) = deck_of("question: Why?\n# So, as the code below shows. A test:")[1:]
+    assert "So.</div>" in slide.body
+
+
+@every_lesson
 def test_code_in_a_slide_cell_is_code_of_the_cell_below_it(chosen: Lesson) -> None:
     for index, cell in enumerate(chosen.cells):
         below = next((other for other in chosen.cells[index:] if other.kind != "slide"), None)
@@ -142,9 +200,10 @@ def test_an_answer_is_shown_with_the_next_key_and_is_whole_in_the_notes() -> Non
     )
 
 
-def test_the_deck_ends_with_mistakes_and_the_exercise() -> None:
+def test_the_deck_ends_with_the_exercise_then_questions_then_mistakes() -> None:
     chosen = lesson(3)
-    *_, mistakes, exercise = slides_of(chosen, {})
+    *_, exercise, first, second, mistakes = slides_of(chosen, {})
+    assert first.title.startswith("Question") and second.title.startswith("Question")
     assert all(FAULTS[key].title in mistakes.body and key in mistakes.notes for key in chosen.repairs)
     assert "headwise learn start 3" in visible(exercise.body) and "def attend" in visible(exercise.body)
     assert "weights @ v" not in visible(exercise.body) and "weights @ v" in visible(exercise.notes)
@@ -163,6 +222,28 @@ def test_every_slide_has_notes_and_no_wall_of_text(chosen: Lesson) -> None:
         words = re.sub(r"<pre.*?</pre>|<table.*?</table>|<math.*?</math>", "", slide.body, flags=re.DOTALL)
         assert len(visible(words)) <= 800, (slide.title, visible(words))
     assert key_points(chosen)
+
+
+PLANNED = {  # lesson -> the slides that docs/learn/teaching.md names by their numbers, and their titles
+    0: {9: "Most rows rest on the first token", 10: "Try it", 11: "Why", 12: "Where", 13: "Without head 3.4"},
+    1: {14: "The spread grows with the width"},
+    2: {2: "Softmax and its axis (1", 4: "Softmax and its axis (3"},
+    3: {2: "A head answers", 6: "No weight is 0", 7: "Exercise", 10: "Usual mistakes"},
+    4: {5: "Split and merge", 11: "Merge", 12: "Exercise", 15: "Usual mistakes"},
+    5: {2: "Four learned", 12: "From five steps", 13: "Exercise", 16: "Usual mistakes"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # torch in matplotlib
+@pytest.mark.parametrize("number", PLANNED)
+def test_the_numbers_of_slides_in_the_plans_of_the_page_for_teachers_are_right(number: int) -> None:
+    chosen = lesson(number)
+    live = "<p>A live page" if number < 2 else None
+    deck = slides_of(chosen, run_lesson(chosen), live)
+    titles = {place: deck[place - 1].title for place in PLANNED[number]}
+    assert all(titles[place].startswith(title) for place, title in PLANNED[number].items()), titles
+    assert number not in (1, 2) or "<img" in deck[max(PLANNED[number]) - 1].body
 
 
 SCRIPT = "<script>alert(1)</script>"
@@ -264,10 +345,36 @@ def test_the_verbs_write_new_files_only(tmp_path: Path, capsys: pytest.CaptureFi
         assert capsys.readouterr().out == f"Wrote {path}\n" and path.stat().st_size > 1000
         path.write_text("own", "utf-8")
         assert main(["learn", verb, "3", "--folder", str(tmp_path)]) == 0
-        assert "was not changed" in capsys.readouterr().out and path.read_text("utf-8") == "own"
+        message = f"{path} exists already and was not changed; --force rewrites it\n"
+        assert capsys.readouterr().out == message and path.read_text("utf-8") == "own"
     assert main(["learn", "plan", "99", "--folder", str(tmp_path)]) == 2
     assert "lesson must be 0 to 17: got 99" in capsys.readouterr().err
     assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    ("verb", "name"), [("slides", "slides.html"), ("plan", "plan.md"), ("handout", "handout.html")]
+)
+def test_force_rewrites_a_file(
+    verb: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / f"03_one_head_{name}"
+    for before in (None, "own"):
+        if before is not None:
+            path.write_text(before, "utf-8")
+        assert main(["learn", verb, "3", "--force", "--folder", str(tmp_path)]) == 0
+        assert capsys.readouterr().out == f"Wrote {path}\n" and path.stat().st_size > 1000
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]  # and no part of a file
+
+
+def test_force_rewrites_a_pdf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handout, "browser_path", lambda: "")
+    monkeypatch.setattr(handout, "write_pdf", lambda page, path: path.write_text("new", "utf-8"))
+    path = tmp_path / "03_one_head_handout.pdf"
+    path.write_text("own", "utf-8")
+    for options, text in (([], "own"), (["--force"], "new")):
+        command = ["learn", "handout", "3", "--pdf", "--folder", str(tmp_path), *options]
+        assert main(command) == 0 and path.read_text("utf-8") == text
 
 
 def test_without_a_browser_the_error_says_what_to_install(

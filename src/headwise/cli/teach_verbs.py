@@ -9,14 +9,17 @@ from typing import Annotated
 import typer
 
 from ..course.lesson import lesson
-from .learn_verbs import Folder, Number, _echo_written, _study, learn
+from ..whole_files import whole_file
+from .learn_verbs import Folder, Number, _study, learn
 from .terminal import progress_line
 
 __all__ = ["learn"]  # with the verbs below
 
+Force = Annotated[bool, typer.Option("--force", help="Rewrite the file if it exists.")]
+
 
 @learn.command()
-def slides(number: Number, folder: Folder = None) -> None:
+def slides(number: Number, force: Force = False, folder: Folder = None) -> None:
     """Write the slides of a lesson into your folder, as one HTML file that needs no network.
 
     Its code is run. In the browser: s opens your notes, o shows all slides, f fills the screen. The browser
@@ -30,13 +33,14 @@ def slides(number: Number, folder: Folder = None) -> None:
 
         return slides_html(lesson(number))
 
-    _write(number, folder, "slides.html", page, "Running")
+    _write(number, folder, "slides.html", page, "Running", force)
 
 
 @learn.command()
 def plan(
     number: Number,
     minutes: Annotated[int, typer.Option(help="Length of the session.", show_default=True)] = 45,
+    force: Force = False,
     folder: Folder = None,
 ) -> None:
     """Write the plan of a session about a lesson into your folder, as Markdown.
@@ -51,7 +55,7 @@ def plan(
 
         return plan_text(lesson(number), minutes)
 
-    _write(number, folder, "plan.md", text, "Planning")
+    _write(number, folder, "plan.md", text, "Planning", force)
 
 
 @learn.command()
@@ -60,6 +64,7 @@ def handout(
     pdf: Annotated[
         bool, typer.Option("--pdf", help="Write a PDF file. Needs Chromium; HEADWISE_BROWSER may name it.")
     ] = False,
+    force: Force = False,
     folder: Folder = None,
 ) -> None:
     """Write the handout of a lesson into your folder: one page of A4 to write on, as HTML or PDF.
@@ -72,15 +77,15 @@ def handout(
         return handout_html(lesson(number))
 
     if not pdf:
-        _write(number, folder, "handout.html", page, "Running")
+        _write(number, folder, "handout.html", page, "Running", force)
         return
     browser_path()  # before the work
     path = _path(number, folder, "handout.pdf")
-    is_new = not path.exists()
-    if is_new:
+    is_written = force or not path.exists()
+    if is_written:
         with progress_line(f"Running lesson {number}"):
             write_pdf(page(), path)
-    _echo_written(path, is_new)
+    _report(path, is_written)
 
 
 def _path(number: int, folder: Path | None, ending: str) -> Path:
@@ -88,12 +93,24 @@ def _path(number: int, folder: Path | None, ending: str) -> Path:
     return _study(folder).folder / f"{chosen.number:02}_{chosen.name}_{ending}"
 
 
-def _write(number: int, folder: Path | None, ending: str, make: Callable[[], str], doing: str) -> None:
-    """Write a new file into the folder; an existing file is left as it is, and nothing is made."""
+def _write(
+    number: int, folder: Path | None, ending: str, make: Callable[[], str], doing: str, force: bool
+) -> None:
+    """Write a file into the folder; unless `force`, an existing one is not changed, and nothing is made."""
     path = _path(number, folder, ending)
-    if path.exists():
-        _echo_written(path, False)
+    exists = path.exists()
+    if exists and not force:
+        _report(path, False)
         return
     with progress_line(f"{doing} lesson {number}"):
         text = make()
-    _echo_written(path, _study(folder).write_new(path, text))
+    if exists:
+        with whole_file(path, "folder") as half:
+            half.write_text(text, "utf-8")
+    _report(path, exists or _study(folder).write_new(path, text))
+
+
+def _report(path: Path, is_written: bool) -> None:
+    typer.echo(
+        f"Wrote {path}" if is_written else f"{path} exists already and was not changed; --force rewrites it"
+    )

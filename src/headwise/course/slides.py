@@ -2,8 +2,9 @@
 
 Slides are derived from the cells of the lesson:
 
-- a heading begins new slides; a paragraph becomes a point, its first short sentences, and is in full in the
-  speaker's notes; formulas, lists and tables are shown,
+- a heading begins new slides, which are counted; a paragraph becomes a point, its first short sentences and
+  those that define a term in bold, and is in full in the speaker's notes; formulas, lists and tables are
+  shown; a sentence about something on another slide ("the code below") is in the notes only,
 - code is shown with what it prints, without its `assert` lines, on several slides if it has more than 18
   lines; a picture has its own slide, and long code that only draws is left out,
 - a page cell becomes a slide with the live page of mini,
@@ -33,6 +34,7 @@ import math
 import re
 import textwrap
 import tokenize
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -77,7 +79,17 @@ POINTS = 5  # on one slide
 POINT_LENGTH = 150  # letters of a good point
 TITLE_LENGTH = 52  # letters of a title of one line
 CODE_LENGTH = 76  # letters of a line of code whose comment stays beside it
-_POINTER = re.compile(r"\b(?:next|following|above|last) (?:cell|line|plot)\b|\bcell below\b")
+_THING = r"(?:cell|code|line|lines|plot|bars|table|tables|picture|prose|formula|formulas)"
+_POINTER = re.compile(  # to something that is on another slide
+    rf"\b(?:next|following|above|last) {_THING}\b|\b{_THING} (?:above|below)\b"
+    r"|\b(?:computed|measured|printed|shown) (?:above|below)\b|\b(?:above|below)(?=[).,;:]|$)"
+    rf"|\b(?:[Tt]he|[Tt]his) {_THING} (?:shows?|prints?|says?|is|are|has|have)\b"
+    r"|\bof the table\b|\bboth tables\b|\blines that were printed\b"
+)
+_ASIDE = re.compile(  # part of a sentence that points to another slide
+    rf" \([^()]*\b(?:above|below)\)|,? as the {_THING}(?: above| below)? (?:shows|computes|prints|says)\b"
+)
+_REFERRING = re.compile(r"(?:It|Its|They|Their|This|These|That|Those|Such|So|Both|Then)\b")
 
 
 @dataclass
@@ -156,7 +168,18 @@ def slides_of(lesson: Lesson, shown: dict[int, Shown], live: str | None = None) 
         elif cell.kind == "page":
             deck.add_page(cell)
     deck.add_end()
+    _count_titles(deck.slides)
     return [_first(lesson), *deck.slides]
+
+
+def _count_titles(slides: list[Slide]) -> None:
+    """Number the slides that have the same title: " (2 of 3)"."""
+    totals, numbers = Counter(slide.title for slide in slides), Counter[str]()
+    for slide in slides:
+        title = slide.title
+        if totals[title] > 1:
+            numbers[title] += 1
+            slide.title = f"{title} ({numbers[title]} of {totals[title]})"
 
 
 def _before_the_solution(lesson: Lesson) -> list[tuple[int, Cell]]:
@@ -215,8 +238,12 @@ class _Deck:
             if is_last and below == "code" and len(parts) == 1 and parts[0].kind == "paragraph":
                 self.lead, self.lead_notes = _point(parts[0].text), text
             elif parts:
-                self.last_notes = markdown_html(text)
-                self._add_parts([_part(part) for part in parts], self.last_notes)
+                shown = [_part(part) for part in parts if not _points_elsewhere(part)]
+                if shown:
+                    self.last_notes = markdown_html(text)
+                    self._add_parts(shown, self.last_notes)
+                elif self.slides:
+                    self.slides[-1].notes += markdown_html(text)
 
     def _add_parts(self, parts: Sequence[_Part], notes: str) -> None:
         """Add slides with these parts, as many on each as there is room for."""
@@ -227,14 +254,12 @@ class _Deck:
             if groups[-1] and (used + part.height > self.room or (part.is_point and points >= POINTS)):
                 groups.append([])
             groups[-1].append(part)
-        for number, group in enumerate(groups):
-            counted = f" ({number + 1} of {len(groups)})" if len(groups) > 1 else ""
-            self.slides.append(Slide(self.title + counted, _joined(group), notes))
+        self.slides += [Slide(self.title, _joined(group), notes) for group in groups]
 
     @property
     def room(self) -> float:
         """The height of the body below the title."""
-        return TALL - 48 * (len(self.title) + 8 > TITLE_LENGTH)
+        return TALL - 48 * (len(self.title) + len(" (10 of 12)") > TITLE_LENGTH)
 
     def add_code(self, index: int, cell: Cell) -> None:
         """Add the slides of a code cell: its code, what it prints, its pictures."""
@@ -258,9 +283,11 @@ class _Deck:
     def _add_listing(self, code: str, printed: str, above: str, above_height: float, notes: str) -> None:
         parts = _pieces_of_code(narrow_code(without_checks(code)))
         for number, part in enumerate(parts):
-            counted = f" ({number + 1} of {len(parts)})" if len(parts) > 1 else ""
             first, last = number == 0, number == len(parts) - 1
             lead, used = (above, above_height) if first else ("", 0)
+            if lead and _code_size(part, "", self.room - used) is None:  # the lead gets its own slide
+                self.slides.append(Slide(self.title, lead, notes))
+                lead, used = "", 0
             output = printed if last else ""
             size = _code_size(part, output, self.room - used)
             if size is None and output:  # what is printed gets its own slide
@@ -268,7 +295,7 @@ class _Deck:
             body = f"{lead}{_listing(part, size or CODE_SIZES[-1])}"
             if output:
                 body += _printed(output, size or CODE_SIZES[-1])
-            self.slides.append(Slide(self.title + counted, body, notes))
+            self.slides.append(Slide(self.title, body, notes))
             if last and printed and not output:
                 size = _code_size("", printed, self.room) or CODE_SIZES[-1]
                 self.slides.append(Slide(self.title, _printed(printed, size), notes))
@@ -415,16 +442,41 @@ def _joined(parts: Sequence[_Part]) -> str:
     return re.sub(r'</ol><ol start="\d+">', "", page.replace("</ul><ul>", ""))
 
 
+def _sentences(paragraph: str) -> list[str]:
+    """Return the sentences of a paragraph, without asides that point to another slide."""
+    return [_ASIDE.sub("", part) for part in sentences(paragraph)]
+
+
+def _points_elsewhere(block: Block) -> bool:
+    """Return True if every sentence of a paragraph is about something on another slide."""
+    parts = _sentences(block.text)
+    return block.kind == "paragraph" and all(_POINTER.search(part) and "**" not in part for part in parts)
+
+
 def _point(paragraph: str) -> str:
-    """Return what a slide shows of a paragraph: its first short sentence, and those after it that fit."""
-    parts = sentences(paragraph)
-    useful = [part for part in parts if not part.startswith("(") and not _POINTER.search(part)] or parts
-    first = next((number for number, part in enumerate(useful) if len(part) <= POINT_LENGTH), 0)
-    point = useful[first]
-    for part in useful[first + 1 :]:
-        if len(point) + len(part) > POINT_LENGTH or part.endswith(":"):
+    """Return what a slide shows of a paragraph: its first short sentence, and those after it that fit.
+
+    If sentences have a term in bold, it is these, which define the term, and the neighbours that fit.
+    """
+    parts = _sentences(paragraph)
+    useful = [
+        part for part in parts if "**" in part or not (part.startswith("(") or _POINTER.search(part))
+    ] or parts
+    chosen = {number for number, part in enumerate(useful) if "**" in part}
+    for number in sorted(chosen):  # "It is a **head**" needs the sentence before
+        if number and _REFERRING.match(useful[number]):
+            chosen.add(number - 1)
+    if not chosen:
+        chosen = {next((number for number, part in enumerate(useful) if len(part) <= POINT_LENGTH), 0)}
+    length = sum(len(useful[number]) for number in chosen)
+    for number in range(min(chosen) + 1, len(useful)):
+        if number in chosen:
+            continue
+        length += len(useful[number])
+        if length > POINT_LENGTH or useful[number].endswith(":"):
             break
-        point += f" {part}"
+        chosen.add(number)
+    point = " ".join(useful[number] for number in sorted(chosen))
     return point[:-1] + "." if point[-1] in ":," else point
 
 
@@ -599,10 +651,11 @@ def _stated_height(block: Block) -> float:
 def _question(cell: Cell) -> Slide:
     """Return a slide with a question, and the beginning of its answer for the next key."""
     brief: list[str] = []
-    for sentence in sentences(cell.text):
-        if brief and len(" ".join([*brief, sentence])) > 300:
+    for sentence in _sentences(cell.text):
+        if brief and (len(" ".join([*brief, sentence])) > 300 or sentence.endswith(":")):
             break
-        brief.append(sentence)
+        if not brief or not _POINTER.search(sentence):
+            brief.append(sentence)
     question, answer = inline_html(cell.about), inline_html(" ".join(brief))
     body = f'<p class="asked">{question}</p><div class="answer fragment">{answer}</div>'
     return Slide(

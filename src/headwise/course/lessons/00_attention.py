@@ -21,6 +21,37 @@ level: beginner
 # A model has a fixed list of words and pieces of words, its **tokens**. It cuts a text into tokens and looks
 # up a list of numbers for each of them, the token's **vector**.
 
+# %% slide: Guess the next word
+# > The captain read the letter. Then the captain read the …
+#
+# - Write your guess on paper.
+# - Which earlier words did you use?
+#
+# ---
+# Give half a minute, without an answer. Collect a few guesses, and the words that they were based on. Then
+# cover all but the last word, "the": could anybody guess from it alone?
+
+# %% slide: The answer: you looked back
+# - You probably thought of **letter**.
+# - The last word, "the", did not tell you: almost any noun can follow it.
+# - You looked back and used other words: what was it that the captain read?
+# - **Attention** is the part of a language model that looks back in this way.
+#
+# ---
+# Ask who looked at "read", and who at "letter". A model has to do the same with numbers. The rest of the
+# session is about how.
+
+# %% slide: A text becomes tokens, a token becomes numbers
+# - A model has a fixed list of words and pieces of words, its **tokens**. It cuts every text into them.
+# - For each token it looks up a list of numbers, the token's **vector**.
+# - **mini**, the small model of this course: 8,192 tokens, 224 numbers for each.
+# - The last "the" has exactly the numbers of the "the" before "letter". They say nothing about letters.
+#
+# ---
+# Our text has 12 tokens: 10 words and a full stop, and before them a mark for the beginning of the text,
+# which every text gets. Ask: if both "the" have the same numbers, how can a model know what follows the
+# second?
+
 # %%
 import torch
 
@@ -46,6 +77,21 @@ assert torch.equal(vectors[4], vectors[11]) and torch.equal(vectors[2], vectors[
 # ## Why a word needs the others
 # mini computes how probable each token of its list is as the next one. It does so from the numbers at the
 # *last* token. We compare three texts that all end with the same token:
+
+# %% slide: The prediction depends on the words before
+# | text | what mini predicts |
+# |---|---|
+# | The captain read the **letter**. Then the captain read the … | letter, 78% |
+# | The captain read the **news**. Then the captain read the … | news, 92% |
+# | the … | same, 2%: no token gets more |
+#
+# - All three texts end with the same token, "the", with the same numbers.
+# - What the last token needs is at another token. **Attention** brings it there.
+# - It is the only part of the model in which tokens exchange anything.
+#
+# ---
+# Cover the right column and let the group guess each percentage. The third row is the contrast: with "the"
+# alone, the best guess is hardly better than the next.
 
 
 # %%
@@ -101,6 +147,45 @@ assert [next_tokens(text)[0][0], next_tokens(text.replace("letter", "news"))[0][
 # mini has 8 layers, one after another, with 7 heads each. Head 5.2 (layer 5, head 2, both counted from 0) does
 # what the table says. Here are its weights:
 
+# %% slide: A party: query, key, value
+# You want to hear of a good jazz club, and forty people talk at the same time.
+#
+# | | at the party | in our text |
+# |---|---|---|
+# | **query** | who can recommend a jazz club? | the last "the": what followed "read the" the last time? |
+# | **key** | plays the saxophone | the token "letter": I followed "read the" |
+# | **value** | "try the Blue Door" | "letter" |
+#
+# - You choose guests by what they are known for, and you learn what they say: key and value are two things.
+#
+# ---
+# Play it: a learner asks, three others have a card with a key on the front and a value on the back. Whom do
+# you listen to, before you have heard a word? That is why a key is needed.
+
+# %% slide: Weights, a mixture, a head
+# - You compare your query with the key of every guest. The better a key fits, the larger the **weight** of
+#   that guest: how much you listen.
+# - The weights of a query **sum to 1**.
+# - What you take home is a **mixture** of all values, each in proportion to its weight.
+# - A **head** is such a comparison of queries with keys, with its mixture of values.
+# - In a text every token is a guest, and every token has a query of its own at the same time.
+#
+# ---
+# More than half of your attention goes to the saxophone player, a good part to the owner of the bar, a little
+# to everybody else. Ask: what happens to the other weights if another saxophone player comes in? They become
+# smaller, because the sum stays 1.
+
+# %% slide: One head of mini: head 5.2
+# - A row: a token that asks. A column: a token that answers. Darker: a larger weight.
+# - The last row: "the" has 56% of its weight on "letter".
+# - mini may only look back, so the upper right half is empty.
+#
+# [picture]
+#
+# ---
+# Head 5.2 is in layer 5, number 2 of that layer, both counted from 0. Ask each learner to point at the
+# largest weight of the last row, then of the row above: "read" looks at the "the" that followed it before.
+
 # %%
 with torch.no_grad(), hw.watch(model, tokenizer=tokenizer, keep=True) as heads:
     model(ids)
@@ -127,12 +212,35 @@ heads.plot(5, 2, text=text)
 # Head 5.2 attends to the first token as long as no token occurs again. Where one does, it can attend to the
 # token that followed it the last time.
 
+# %% slide: Most rows rest on the first token
+# - The first token is a mark for the beginning of the text.
+# - Where a token occurs for the first time, it gets 97% of the weight or more; in the last row 41%.
+# - A head that puts most of its weight on the first token is called a **sink**.
+# - As long as no token occurs again, head 5.2 attends to the first token. Where one does, it can attend to
+#   the token that followed it the last time.
+#
+# ---
+# Point at the dark column on the left of the picture before this slide. The sum must be 1, also where no key
+# fits; the rest has to go somewhere.
+
 # %% page: The captain read the letter. Then the captain read the#layer=5&head=2&token=11
 
 # %% [markdown]
 # Why "letter", and not "captain"? The second "captain" followed a "the", too: "Then the captain". But the
 # token before that "the" was not "read". We replace the last "read" by "saw", so that no earlier token followed
 # the same two tokens:
+
+# %% slide: Why "letter", and not "captain"?
+# | the text ends with | weight on "letter" | on the first token |
+# |---|---:|---:|
+# | … captain **read** the | 56% | 41% |
+# | … captain **saw** the | 4% | 85% |
+#
+# - The second "captain" followed a "the", too. But only "letter" followed both "read" and "the".
+# - So the query of head 5.2 is not about the last token alone.
+#
+# ---
+# Ask for a guess before you show the second row: the last token is the same, will the weight be the same?
 
 # %%
 for ending in (text, text.removesuffix("read the") + "saw the"):
@@ -167,6 +275,19 @@ assert last[5] < 0.1 and last[0] > 0.8
 # The last two points can be measured. We switch off one head at a time and look at the probability of
 # "letter" again:
 
+# %% slide: Where the picture of the party misleads
+# - **Nobody tells a head what to ask.** Queries, keys and values are lists of numbers; training finds out how
+#   to compute them. The words of the party are our reading.
+# - **The weights sum to 1 even if no key fits.** At a party you could leave; head 5.2 puts its weight on the
+#   first token, whether it matters or not.
+# - **A party has one round, a model has several.** Each of mini's 8 layers works with what the layers before
+#   have collected. Earlier heads brought "I followed 'read the'" to "letter".
+# - **A large weight does not show that the head is needed.** To find out, switch the head off.
+#
+# ---
+# The last two can be measured. Before the next slide, ask which head mini needs more for "letter": head 5.3,
+# which has 81% of its weight on "letter", or head 3.4, which has 0% there?
+
 # %%
 letter = ids[0, 5]
 print("switched off  probability of 'letter'  weight of 5.2 on 'letter'")
@@ -191,6 +312,21 @@ assert probability[3, 4] < probability[5, 2] < probability[5, 3] < probability[N
 #
 # One question is open: how does a model compute "how well a key fits a query"? With one number, the dot
 # product. It is lesson 1, and it starts with the query and the keys of head 5.2 in this text.
+
+# %% slide: Without head 3.4: 15%
+# | switched off | its weight from the last "the" on "letter" | probability of "letter" |
+# |---|---:|---:|
+# | no head | | 78% |
+# | head 5.3 | 81% | 73% |
+# | head 5.2 | 56% | 47% |
+# | head 3.4 | 0% | **15%** |
+#
+# - Head 3.4 does its part earlier: at "letter", 98% of its weight is on the "the" before.
+# - Without it, head 5.2 no longer recognises "letter": its weight on it falls from 56% to 13%.
+#
+# ---
+# Whoever guessed head 5.3 was in good company: the weights suggest it. What a head attends to is a
+# measurement, what a model needs is another. The open question for lesson 1: how is "fits" computed?
 
 # %% question: Query, key and value: which two are compared with each other, and which one is passed on?
 # The query of the token that asks is compared with the key of every token; this decides the weights. The

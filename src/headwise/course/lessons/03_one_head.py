@@ -126,8 +126,8 @@ for name, (hour, price) in zip(("music lover", "sports fan"), output.tolist(), s
 # the keys.
 #
 # The same code works with more axes in front, for the sequences of a batch or for heads (`[.., T, D]`): `@`
-# multiplies the last two axes, and `k.transpose(-2, -1)` swaps them. `k.T` would reverse all axes: that is the
-# same for two axes, but not for more.
+# multiplies the last two axes, and `k.transpose(-2, -1)` swaps them. `k.T` would reverse all axes: that is
+# the same for two axes, but not for more.
 #
 # headwise computes the same. The next cell does so for one head and plots its weights:
 
