@@ -208,7 +208,7 @@ heads.plot(5, 2, text=text)
 #
 # The other rows have most of their weight on the first token: 97% or more where a token occurs for the first
 # time, 83% in the row of the "the" before the second "captain", 80% in that of the second "captain". A head
-# that puts most of its weight on the first token is called a *sink*; this is why the heading has this word.
+# that puts most of its weight on the first token is called a *sink*; this is why the picture's heading says so.
 # Head 5.2 attends to the first token as long as no token occurs again. Where one does, it can attend to the
 # token that followed it the last time.
 
