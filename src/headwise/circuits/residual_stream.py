@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import activation
 
 from ..errors import ArgumentError
 from ..heads.layer_names import path_in_words
@@ -246,7 +245,7 @@ def _is_writer(module: nn.Module) -> bool:
 def _is_activation(module: nn.Module) -> bool:
     """Return True for a function of each number alone."""
     kind = type(module)
-    is_of_torch = kind.__module__ == activation.__name__ and "Softm" not in kind.__name__
+    is_of_torch = kind.__module__ == nn.GELU.__module__ and "Softm" not in kind.__name__
     return (is_of_torch and kind.__name__ != "GLU") or kind.__module__ == "transformers.activations"
 
 
