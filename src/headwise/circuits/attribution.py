@@ -209,7 +209,7 @@ def attribution(
         output = run(model, inputs)
         comparison = comparison_of(model, inputs, output, heard.calls, tokenizer)
         logits = before_cap(model, tensor_of(output), stream.unembedded)
-        rows = _rows(logits, comparison, position)  # [B, V]
+        rows = rows_of(logits, comparison, position)  # [B, V]
         ids = ids_of(target, "target", rows, tokenizer)
         total = rows.gather(1, ids[:, None])[:, 0]  # [B]
         if against is not None:
@@ -230,16 +230,23 @@ def attribution(
 
 def before_cap(model: nn.Module, logits: Tensor, unembedded: Tensor | None) -> Tensor:
     """Return the model's logits, or where it caps them (cap * tanh(x / cap)), those before the cap."""
-    cap = getattr(getattr(model, "config", None), "final_logit_softcapping", None)
-    if unembedded is None or not isinstance(cap, float) or unembedded.shape != logits.shape:
+    cap = cap_of(model)
+    if unembedded is None or cap is None or unembedded.shape != logits.shape:
         return logits
     capped = cap * torch.tanh(unembedded.detach() / cap)
     return unembedded if torch.allclose(capped, logits.detach().to(capped), atol=1e-2 * cap) else logits
 
 
-def _rows(logits: Tensor, comparison: Comparison, position: int | None) -> Tensor:
-    """Return the logits that are meant, [B, V], in float64."""
+def cap_of(model: nn.Module) -> float | None:
+    """Return the soft cap of a model's logits, None if it has none."""
+    cap = getattr(getattr(model, "config", None), "final_logit_softcapping", None)
+    return cap if isinstance(cap, float) else None
+
+
+def rows_of(logits: Tensor, comparison: Comparison | None, position: int | None) -> Tensor:
+    """Return the logits that are meant, [B, V], in float64; the comparison is needed without a position."""
     if position is None:
+        assert comparison is not None
         rows = comparison.read(logits)
         if comparison.of != OUTPUT:
             return rows

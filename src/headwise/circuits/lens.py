@@ -21,12 +21,12 @@ from ..errors import ArgumentError, needed
 from ..heads.layer_names import path_in_words
 from ..listeners.adapters import attach
 from ..listeners.effects import check_eval_mode, check_inputs
-from ..listeners.model_outputs import OUTPUT, Comparison, comparison_of, tensor_of
+from ..listeners.model_outputs import Comparison, comparison_of, tensor_of
 from ..models.batches import run
 from ..models.pretrained import Tokenizer, token_name
 from ..models.transformer import Transformer
-from .attribution import HeadOutputsHeard, Target, ids_of
-from .residual_stream import blocks_of, is_states, named_arguments, removed
+from .attribution import HeadOutputsHeard, Target, cap_of, ids_of, rows_of
+from .residual_stream import blocks_of, is_states, named_arguments, removed, unembedding_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -119,7 +119,7 @@ class _Tail:
         self.blocks = list(blocks_of(model).values())[-1]
         self.states: dict[int, Tensor] = {}  # by number of the block: its input; L: the last output
         self.modules: list[nn.Module] = []
-        self.unembedding: Any = getattr(model, "get_output_embeddings", lambda: None)()
+        self.unembedding = unembedding_of(model)
         self.unembedding_input: Tensor | None = None
         self.position: int | None = None
         self.comparison: Comparison | None = None
@@ -183,10 +183,7 @@ class _Tail:
 
     def row(self, x: Tensor) -> Tensor:
         """Return the position that is read, [B, 1, E]."""
-        if self.position is not None:
-            return x[:, self.position][:, None]
-        assert self.comparison is not None
-        return self.comparison.read(x).to(x.dtype)[:, None]
+        return rows_of(x, self.comparison, self.position).to(x.dtype)[:, None]
 
 
 @torch.no_grad()
@@ -238,21 +235,12 @@ def logit_lens(
     tail.position = position
     if position is None:
         tail.comparison = comparison_of(model, inputs, output, heard.calls, tokenizer)
-        if tail.comparison.of == OUTPUT:
-            raise ArgumentError(
-                f"position must be given: the model returns {logits.shape[1]} rows of {logits.shape[2]} "
-                "numbers, and which of them is meant is not known"
-            )
-    elif not -logits.shape[1] <= position < logits.shape[1]:
-        raise ArgumentError(
-            f"position must be one of the logits: got {position}, and they have {logits.shape[1]} positions"
-        )
+    own = tail.row(logits)[:, 0].float()
     states = [tail.row(tail.states[number]) for number in sorted(tail.states)]
     try:
         made = tail.logits(torch.cat(states, 1))
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ArgumentError(_NOT_ALONE.format(reason=str(error).partition("\n")[0])) from error
-    own = tail.row(logits)[:, 0].float()
     half = torch.finfo(logits.dtype).bits < 32
     if made.ndim != 3 or made.shape[2] != own.shape[1]:
         raise ArgumentError(_NOT_ALONE.format(reason=f"they return {list(made.shape)}"))
@@ -265,8 +253,8 @@ def logit_lens(
 
 def _as_the_model(model: nn.Module, made: Tensor, own: Tensor) -> Tensor:
     """Return logits as the model returns them: capped, or times a constant."""
-    cap = getattr(getattr(model, "config", None), "final_logit_softcapping", None)
-    if isinstance(cap, float):
+    cap = cap_of(model)
+    if cap is not None:
         return cap * torch.tanh(made / cap)
     return made * float((own * made[:, -1]).sum() / made[:, -1].square().sum())
 

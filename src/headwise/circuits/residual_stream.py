@@ -95,6 +95,12 @@ def stack_of(path: str) -> str | None:
     return None if at is None else ".".join(parts[:at])
 
 
+def unembedding_of(model: nn.Module) -> nn.Module | None:
+    """Return the module that makes logits of a model's last states, None if the model names none."""
+    module: nn.Module | None = getattr(model, "get_output_embeddings", lambda: None)()
+    return module
+
+
 @contextmanager
 def residual_stream(model: nn.Module) -> Iterator[ResidualStream]:
     """Inside the block, a forward of the model fills what is returned; afterwards the model is as before.
@@ -107,7 +113,7 @@ def residual_stream(model: nn.Module) -> Iterator[ResidualStream]:
     stream = ResidualStream()
     blocks = [block for stack in blocks_of(model).values() for block in stack]
     runs: Counter[str] = Counter()
-    unembedding = getattr(model, "get_output_embeddings", lambda: None)()
+    unembedding = unembedding_of(model)
     if any(parameter.is_inference() for parameter in model.parameters()):
         raise ArgumentError(
             f"model must be made outside of torch.inference_mode: {type(model).__name__} has inference "

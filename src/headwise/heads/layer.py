@@ -306,10 +306,6 @@ class LayerHeads:
 
     def _over_calls(self, name: str) -> Tensor:
         """Return the mean of a statistic over all calls, or its maximum, [H]."""
-        measured = [call for call in self.calls if name in call.rows]
-        if len(measured) == 1 and measured[0].shape[0] == 1:  # a live page: a third of its time was here
-            value, count = measured[0].rows[name][0].cpu().double(), measured[0].counts[name][0].cpu()
-            return torch.where(count > 0, value, torch.nan)
         values, counts = self._with_counts(name)
         if name in ROW_STATISTICS and ROW_STATISTICS[name].largest:
             return values.amax(0)
