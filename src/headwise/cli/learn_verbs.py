@@ -383,11 +383,11 @@ ADVICE = {
 
 def _say_differences(console: Console, name: str, differences: tuple[Difference, ...]) -> None:
     """Print what the exercise asks for and what the code does, with advice if a layout differs."""
-    about = next((each.about for each in differences if each.about), "")
+    about = next((difference.about for difference in differences if difference.about), "")
     mark = f"✗ {name} does not yet do what the exercise asks for"
     _say(console, f"{mark}.{OUTSIDE[about]}:" if about else f"{mark}:")
-    for each in differences:
-        for side, words in (("the exercise:", each.expected), ("your code:", each.actual)):
+    for difference in differences:
+        for side, words in (("the exercise:", difference.expected), ("your code:", difference.actual)):
             if words:
                 _say(console, f"  {side:13} {words}")
     if about:

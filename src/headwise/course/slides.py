@@ -249,8 +249,8 @@ class _Deck:
         """Add slides with these parts, as many on each as there is room for."""
         groups: list[list[_Part]] = [[]]
         for part in (piece for whole in parts for piece in whole.pieces()):
-            used = sum(each.height for each in groups[-1])
-            points = sum(each.is_point for each in groups[-1])
+            used = sum(other.height for other in groups[-1])
+            points = sum(other.is_point for other in groups[-1])
             if groups[-1] and (used + part.height > self.room or (part.is_point and points >= POINTS)):
                 groups.append([])
             groups[-1].append(part)
@@ -530,7 +530,7 @@ def _cuts(code: str) -> dict[int, int]:
     def visit(body: Iterable[ast.stmt], depth: int) -> None:
         for statement in body:
             decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
-            line = min([statement.lineno, *(each.lineno for each in decorators)]) - 1
+            line = min([statement.lineno, *(decorator.lineno for decorator in decorators)]) - 1
             depths.setdefault(line, depth)
             visit(getattr(statement, "body", []), depth + 1)
 

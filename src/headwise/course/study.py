@@ -495,8 +495,8 @@ def _differences(report: Report, expected: Report) -> list[Difference]:
     differences = []
     for about, form in _LAYOUTS.items():
         asked_for, actual = (
-            ", ".join(match[1] for word in each if (match := re.fullmatch(form, word)))
-            for each in (missing, added)
+            ", ".join(match[1] for word in phrases if (match := re.fullmatch(form, word)))
+            for phrases in (missing, added)
         )
         if asked_for or actual:
             other = actual or ("inputs of another shape" if about == "inputs" else "")
